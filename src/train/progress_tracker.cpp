@@ -300,10 +300,12 @@ void ProgressTracker::met(const std::vector<PeerId>& peers) {
   }
 }
 
-void ProgressTracker::took_part(const std::vector<PeerId>& members) {
+void ProgressTracker::took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost) {
   met(members);
+  const bool says_nothing_of_others = members.size() < 2 && !lost.empty();
   for (const auto& [peer, report] : reports_) {
     if (peer == dht_.host().id() || std::ranges::find(members, peer) != members.end()) continue;
+    if (says_nothing_of_others && std::ranges::find(lost, peer) == lost.end()) continue;
     Absence& absence = absent_[peer];
     if (absence.rounds > 0 && report.time <= absence.reported) continue;
     const int doublings = std::min(2 * absence.rounds++, 20);

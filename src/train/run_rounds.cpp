@@ -273,7 +273,7 @@ void Run::Impl::count_round(Scheduled& scheduled, const RoundReport& result) {
   if (scheduled.is_divided())
     tracker.met(members);  // trainers of other groups are no absentees
   else
-    tracker.took_part(members);
+    tracker.took_part(members, result.lost_senders);
   const std::lock_guard lock(mutex);
   counters.bytes_sent += result.bytes_sent;
   counters.bytes_received += result.bytes_received;

@@ -419,6 +419,22 @@ TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
   EXPECT_EQ(first.snapshot().expected, 1u) << "the member missed the round, whatever is reported in its name";
 }
 
+/// A leader may tell each trainer of a group of its own, all of whose other members it has made up.
+TEST_F(ProgressLiars, AGroupOfNobodyElseSaysNothingOfTheOtherTrainers) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (int i = 0; i < 5; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  swarm.run(first.refresh());
+  const PeerId self = swarm.host(0).id(), other = swarm.host(1).id();
+  first.met({other});
+  ASSERT_EQ(first.snapshot().expected, 2u);
+  first.took_part({self}, {PeerId::of_public_key(as_bytes("made up"))});
+  EXPECT_EQ(first.snapshot().expected, 2u);
+  first.took_part({self}, {other});
+  EXPECT_EQ(first.snapshot().expected, 1u) << "it was in the group, and did not come";
+}
+
 /// Keys cost nothing, and one peer can have any number of them.
 class ProgressCrowds : public ProgressLiars {
  protected:

@@ -104,8 +104,9 @@ class ProgressTracker {
   void met(const std::vector<PeerId>& peers);
   /// Notes the members of a round of the whole run that has ended, as met() does. A trainer that was not among them is
   /// not expected in the next round until it reports again: what a peer reported before it vanished is kept for
-  /// metadata_expiration. A stranger is expected less and less often.
-  void took_part(const std::vector<PeerId>& members);
+  /// metadata_expiration. A stranger is expected less and less often. Where nobody else took part, this is true of the
+  /// `lost` members alone: whoever made the group up did not name the trainers that it sent elsewhere.
+  void took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost = {});
   /// Takes those that claim more than `proven`, the epoch of the best state that could be had, for strangers until this
   /// peer averages with them again.
   void doubt_claims_above(std::uint64_t proven);

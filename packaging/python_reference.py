@@ -19,6 +19,11 @@ ABOUT = (
 SECTIONS = [
     ("Training", "`import cohive`. These need torch.", "Optimizer GradScaler LocalOptimizer"),
     (
+        "Local steps",
+        "`from cohive.local_sgd import ...`, with the names of torchft.",
+        "local_sgd.Manager local_sgd.LocalSGD local_sgd.DiLoCo",
+    ),
+    (
         "Lightning",
         "`from cohive.lightning import ...`, or `cohive.pytorch_lightning` for the package of that name.",
         "lightning.HivemindStrategy:_strategy lightning.HiveMindScheduler:_strategy",

@@ -109,11 +109,11 @@ VARIABLES = {
     "NO_COLOR": "set to anything: the log has no colours",
     "TERM": "`dumb`: the log has no colours",
     "JOURNAL_STREAM": "set by systemd: lines of the log carry their priority",
-    "XDG_RUNTIME_DIR": "where the socket of processes of one machine is",
+    "XDG_RUNTIME_DIR": "where the file is by which processes of one machine meet",
     "LOCAL_RANK": "set by torchrun: which process of this machine this is; rank 0 is the peer",
     "LOCAL_WORLD_SIZE": "set by torchrun: how many they are",
     "MASTER_PORT": "set by torchrun: what tells the groups of one machine from each other",
-    "COHIVE_LOCAL_SOCKET": "the socket at which processes of one machine meet, if not where the ones above say",
+    "COHIVE_LOCAL_MEETING": "the file by which processes of one machine meet, if not where the ones above say",
 }
 
 

@@ -13,7 +13,7 @@ import datetime
 import logging
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
-from . import _native
+from . import _events, _native
 from ._torch import torch
 from .dht import DHT
 from .optim import gradients_are_finite, makes_optimizer, parameter_groups, samples_of, zero_gradients
@@ -86,10 +86,13 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError("LocalOptimizer needs torch.distributed.init_process_group() before, as under torchrun")
         self.batch_size_per_step = batch_size_per_step
-        self._group = dist.group.WORLD if process_group is None else process_group
-        self._source = dist.get_global_rank(self._group, 0)
-        self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        self._control = self._control_group(process_group, rank_timeout, options)
+        group = dist.group.WORLD if process_group is None else process_group
+        self._source = dist.get_global_rank(group, 0)
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self._control: Optional[Any] = self._control_group(process_group, rank_timeout, options)
+        #: for tensors on a GPU, where it has a backend for them
+        self._given = None if dist.get_backend(group) == "gloo" else group
+        _events.close_at_exit(self)
         ddp = isinstance(model, torch.nn.parallel.DistributedDataParallel)
         self._reduced = ddp if gradients_are_reduced is None else gradients_are_reduced
         groups = parameter_groups(list(model.parameters()) if params is None else params)
@@ -113,14 +116,18 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._led(join, changes=True)
 
     def _control_group(self, given: Optional[Any], timeout: Optional[float], options: Dict[str, Any]) -> Any:
-        """Ranks of a backend for GPUs speak by Gloo of what is no tensor of the model."""
+        """A group of Gloo that is this object's own, so that it can end its threads: see shutdown()."""
         if timeout is None:
             busy = [options.get(name) or default for name, default in _BUSY.items()]
             timeout = sum(busy) + _PATIENCE
         how: Dict[str, Any] = dict(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
         if given is not None:  # whose members alone are here
             how["use_local_synchronization"] = True
-        return dist.new_group(dist.get_process_group_ranks(self._group), **how)
+        return dist.new_group(dist.get_process_group_ranks(given or dist.group.WORLD), **how)
+
+    def _group_of(self, values: Any) -> Any:
+        """By which ranks exchange a tensor: GPUs by the given group."""
+        return self._control if values.device.type == "cpu" else self._given or self._control
 
     def _check_same_model(self) -> None:
         mine = [(tuple(one.shape), str(one.dtype)) for one in [*self._parameters, *self._buffers]]
@@ -205,7 +212,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         with self._together(), torch.no_grad():
             for one in [*self._parameters, *self._buffers]:
                 values = one.detach().contiguous()
-                dist.broadcast(values, src=self._source, group=self._group)
+                dist.broadcast(values, src=self._source, group=self._group_of(values))
                 if values.data_ptr() != one.data_ptr() and not self.leads:
                     one.copy_(values)
 
@@ -265,7 +272,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             grad = grad.to_dense() if grad.layout != torch.strided else grad
             parts.append(grad.to(torch.float32).reshape(-1))
         flat = torch.cat(parts).mul_(weight)
-        dist.reduce(flat, dst=self._source, group=self._group)
+        dist.reduce(flat, dst=self._source, group=self._group_of(flat))
         if self.leads:
             for one, values in zip(parameters, flat.split([one.numel() for one in parameters])):
                 one.grad = values.reshape(one.shape).to(one.dtype)
@@ -360,6 +367,17 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._closed = True
         if self._of_swarm is not None:
             self._of_swarm.shutdown()
+        self._end_control()
+
+    def _end_control(self) -> None:
+        """Ends the threads of Gloo. One that lets go of a tensor needs the interpreter's lock, and where that ends
+        meanwhile, the process is aborted: "terminate called without an active exception"."""
+        control, self._control, self._given = self._control, None, None
+        if control is None:
+            return
+        with contextlib.suppress(ValueError, AssertionError):  # all groups were destroyed before
+            dist.destroy_process_group(control)
+        del control  # joins them
 
     def __repr__(self) -> str:
         return f"cohive.LocalOptimizer(rank {self.rank} of {self.size}, {self._of_swarm!r})"

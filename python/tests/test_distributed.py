@@ -281,6 +281,35 @@ optimizer.shutdown()
     assert told[0][0] == told[1][0] and told[0][0].startswith("1 32.0 "), told
 
 
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_no_thread_of_gloo_is_left_to_abort_an_ending_process(tmp_path, destroyed):
+    """A thread of Gloo that lets go of the last tensor while the interpreter ends aborts the process."""
+    code = """
+import pathlib, torch, torch.distributed as dist, cohive
+RANK, FOLDER, QUICK = VALUES
+def threads():
+    names = [one.read_text() for one in pathlib.Path("/proc/self/task").glob("*/comm")]
+    return sum("gloo" in name for name in names)
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/meeting", rank=RANK, world_size=2)
+model = torch.nn.Linear(2, 1)
+optimizer = cohive.LocalOptimizer(model, dht=lambda: cohive.DHT(start=True), target_batch_size=8, batch_size_per_step=4,
+                                  optimizer=lambda params: torch.optim.SGD(params, lr=0.1), **QUICK)
+while optimizer.local_epoch == 0:
+    model(torch.ones(4, 2)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if DESTROYED:
+    dist.destroy_process_group()
+before = threads()
+optimizer.shutdown()
+print(before > threads())
+"""
+    processes = two_ranks(code.replace("DESTROYED", repr(destroyed)), tmp_path)
+    told = [process.communicate(timeout=PATIENCE) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert [out for out, _ in told] == ["True\n"] * 2, told
+
+
 def test_what_ranks_cannot_train_is_refused(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 1)
     options = dict(dht=None, target_batch_size=8, optimizer=torch.optim.SGD, **QUICK)

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "docs/python.md", ROOT / "python/README.md"]
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs/python.md", ROOT / "docs/local-steps.md", ROOT / "python/README.md"]
 
 
 def blocks(word):
@@ -55,6 +55,18 @@ def test_training(swarm):
     names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
     exec(block, names)
     assert not torch.equal(model.weight, before) and names["optimizer"].local_epoch == 2
+
+
+def test_local_steps(swarm):
+    torch = pytest.importorskip("torch")
+    import cohive.local_sgd
+
+    (block,) = blocks("cohive.local_sgd.DiLoCo")
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
+    exec(block, names)
+    assert not torch.equal(model.weight, before) and names["manager"].current_step() == 2
 
 
 def test_the_loop_that_the_readme_opens_with(swarm):

@@ -314,6 +314,23 @@ def test_peers_step_together(swarm, mode):
         assert not one.is_alive() and not one.tracker.is_alive() and one.local_epoch >= epochs
 
 
+def test_a_newcomer_takes_the_state_of_local_steps(swarm):
+    peers = swarm(2)
+    options = dict(QUICK, target_batch_size=16, optimizer=KINDS["adam"], use_local_updates=True, outer_lr=0.7)
+    old, new = model_of(), model_of(7.0)
+    first = Optimizer(dht=peers[0], params=[old], **options)
+    train_alone(first, old)
+    second = Optimizer(dht=peers[1], params=[new], **options)
+    end = time.monotonic() + PATIENCE
+    while second.local_epoch < 3 and time.monotonic() < end:
+        second.load_state_from_peers()
+        time.sleep(0.1)
+    assert second.local_epoch == 3 and torch.allclose(new, old)
+    assert torch.equal(second.state[new]["exp_avg_sq"], first.state[old]["exp_avg_sq"])
+    first.shutdown()
+    second.shutdown()
+
+
 def test_a_newcomer_takes_the_state(swarm):
     peers = swarm(2)
     options = dict(QUICK, target_batch_size=16, optimizer=KINDS["adam"], delay_state_averaging=False)

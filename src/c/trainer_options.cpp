@@ -238,7 +238,9 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   if (low_rank) run.grad_averager_factory = train::power_sgd_averager(factors);
   read_codecs(reader, "grad_codecs", parameters, run.grad_compression);
   read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
-  run.load_state_compression = by_codec_name();
+  // What exchanges keep, such as an anchor, comes after the caller's tensors, and has no role.
+  run.load_state_compression = codec::Compression::role_adaptive(
+      {.parameter = by_codec_name(), .optimizer = by_codec_name()}, codec::Codec::none);
   reader.finish();
   train::check(run);
   return options;

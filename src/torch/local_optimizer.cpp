@@ -27,8 +27,7 @@ struct LocalOptimizer::Impl {
 
   void check_same_model();
   void collect(double samples);
-  double sum_over_ranks();
-  void hand_over(double samples);
+  double hand_over();
   void share_parameters();
   template <class T>
   T of_leader(T value) {
@@ -55,7 +54,8 @@ LocalOptimizer::Impl::Impl(LocalGroup& g, Optimizer* o, std::vector<torch::Tenso
   }
   for (const auto& parameter : parameters) values += parameter.numel();
   check_same_model();
-  sums = torch::zeros({values + static_cast<std::int64_t>(parameters.size()) + 1}, torch::kFloat32);
+  sums = torch::zeros({values + static_cast<std::int64_t>(parameters.size()) + 1},
+                      torch::dtype(torch::kFloat32).device(group.device()));
   share_parameters();
 }
 
@@ -67,11 +67,12 @@ void LocalOptimizer::Impl::check_same_model() {
 }
 
 void LocalOptimizer::Impl::collect(double samples) {
-  std::int64_t at = 0, counts = values;
+  std::int64_t at = 0;
+  std::vector<float> counts;
   for (auto& parameter : parameters) {
     auto place = sums.narrow(0, at, parameter.numel());
     at += parameter.numel();
-    sums[counts++] = parameter.grad().defined() ? 1 : 0;
+    counts.push_back(parameter.grad().defined() ? 1 : 0);
     if (parameter.grad().defined()) {
       place.copy_(parameter.grad().reshape({-1})).mul_(samples);
     } else {
@@ -79,30 +80,30 @@ void LocalOptimizer::Impl::collect(double samples) {
     }
     parameter.mutable_grad().reset();
   }
-  sums[-1] = samples;
+  counts.push_back(static_cast<float>(samples));
+  sums.narrow(0, values, static_cast<std::int64_t>(counts.size())).copy_(torch::tensor(counts));
 }
 
-double LocalOptimizer::Impl::sum_over_ranks() {
-  group.sum(sums.data_ptr<float>(), static_cast<std::size_t>(sums.numel()));
-  return sums[-1].item<double>();
-}
-
-void LocalOptimizer::Impl::hand_over(double samples) {
-  std::int64_t at = 0, counts = values;
+/// On rank 0: the mean of the gradients where some rank has one. Returns the samples of all ranks.
+double LocalOptimizer::Impl::hand_over() {
+  const auto counts = sums.narrow(0, values, sums.numel() - values).to(torch::kCPU);
+  const double samples = counts[-1].item<double>();
+  std::int64_t at = 0, count = 0;
   for (auto& parameter : parameters) {
-    const bool present = sums[counts++].item<float>() > 0;
+    const bool present = counts[count++].item<float>() > 0;
     const auto mean = sums.narrow(0, at, parameter.numel()).div(samples).view(parameter.sizes());
     at += parameter.numel();
     if (present) parameter.mutable_grad() = mean.to(parameter.options().requires_grad(false));
   }
+  return samples;
 }
 
 void LocalOptimizer::Impl::share_parameters() {
   if (group.size() == 1) return;
   for (auto& parameter : parameters) {
-    auto host = parameter.detach().to(torch::kCPU).contiguous();
-    group.broadcast(host.data_ptr(), host.nbytes());
-    if (!group.leads()) parameter.copy_(host);
+    const auto values = parameter.detach().to(group.device()).contiguous();
+    group.broadcast(values);
+    if (!group.leads()) parameter.copy_(values);
   }
 }
 
@@ -117,11 +118,11 @@ StepReport LocalOptimizer::step(std::int64_t batch_size) {
   if (batch_size < 1) refuse_rank("a batch has at least one sample");
   torch::NoGradGuard no_grad;
   impl_->collect(static_cast<double>(batch_size));
-  const double samples = impl_->sum_over_ranks();
+  impl_->group.sum(impl_->sums);
   Reply reply;
   if (impl_->group.leads()) {
-    impl_->hand_over(samples);
-    reply.report = impl_->optimizer->step(static_cast<std::int64_t>(samples));
+    const auto samples = static_cast<std::int64_t>(impl_->hand_over());
+    reply.report = impl_->optimizer->step(samples);
     reply.parameters_follow = reply.report.epoch_changed || reply.report.loaded_state || reply.report.updated;
   }
   reply = impl_->of_leader(reply);

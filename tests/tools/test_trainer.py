@@ -264,7 +264,7 @@ class Trainer(TrainerTest):
         save, summary, folder = (f"{self.folder.name}/{name}" for name in ("params", "summary.json", "checkpoints"))
         flags = [*self.small, "--target-batch-size", "256", "--max-epochs", "3", "--save", save, "--summary", summary,
                  "--checkpoint-dir", folder, "--resume"]
-        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_SOCKET": self.folder.name + "/ranks"}
+        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_MEETING": self.folder.name + "/ranks"}
                  for rank in range(2)]
         for epochs in ("3", "5"):  # the second time from the checkpoint of rank 0
             flags[flags.index("--max-epochs") + 1] = epochs
@@ -283,7 +283,7 @@ class Trainer(TrainerTest):
         self.refused("LOCAL_RANK", "--text", self.text, env={"LOCAL_RANK": "first", "LOCAL_WORLD_SIZE": "2"})
 
     def test_a_signal_to_any_rank_ends_all(self):
-        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_SOCKET": self.folder.name + "/ranks"}
+        ranks = [{**environment, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "COHIVE_LOCAL_MEETING": self.folder.name + "/ranks"}
                  for rank in range(2)]
         folder = self.folder.name + "/checkpoints"
         with started("cohive-train", *self.small, env=ranks[1]) as second, \

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -25,7 +26,7 @@ struct RankModel {
   }
 };
 
-/// A folder for the socket of one test.
+/// A folder for the file by which the ranks of one test meet.
 class LocalRanks : public testing::Test {
  protected:
   LocalRanks() {
@@ -34,7 +35,7 @@ class LocalRanks : public testing::Test {
   }
   ~LocalRanks() override { std::filesystem::remove_all(folder_); }
 
-  LocalGroupOptions rank(std::size_t rank, std::size_t size) const { return {rank, size, folder_ + "/socket", 60s}; }
+  LocalGroupOptions rank(std::size_t rank, std::size_t size) const { return {rank, size, folder_ + "/meeting", 60s}; }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
 
  private:
@@ -157,7 +158,7 @@ TEST_F(LocalRanks, WithDifferentModelsAreRefusedOnAllRanks) {
   second.get();
 }
 
-TEST_F(LocalRanks, SayWhichRankHasGone) {
+TEST_F(LocalRanks, SayThatOneHasGone) {
   auto second = std::async(std::launch::async, [&] { LocalGroup group(rank(1, 2)); });
   LocalGroup group(rank(0, 2));
   second.get();
@@ -166,7 +167,7 @@ TEST_F(LocalRanks, SayWhichRankHasGone) {
     group.sum(&value, 1);
     FAIL() << "a rank that has gone sent a value";
   } catch (const std::runtime_error& error) {
-    EXPECT_NE(std::string(error.what()).find("rank 1 has gone"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("a rank of this peer is gone"), std::string::npos) << error.what();
   }
 }
 
@@ -178,12 +179,100 @@ TEST_F(LocalRanks, DoNotWaitForeverForOneThatDoesNotCome) {
   EXPECT_THROW(LocalGroup{options}, std::runtime_error);
 }
 
-TEST_F(LocalRanks, TakeTheSocketOfARankZeroThatWasKilled) {
-  std::ofstream(file("socket")) << "left over";
+TEST_F(LocalRanks, DoNotWaitForeverForOneThatIsSilent) {
+  auto options = rank(0, 2);
+  options.rank_timeout = 500ms;
+  std::promise<void> ended;
+  auto second = std::async(std::launch::async, [&] {
+    LocalGroup group(rank(1, 2));
+    ended.get_future().wait();
+  });
+  LocalGroup group(options);
+  float value = 1;
+  EXPECT_THROW(group.sum(&value, 1), std::runtime_error);
+  ended.set_value();
+}
+
+TEST_F(LocalRanks, TakeTheFileOfARankZeroThatWasKilled) {
+  std::ofstream(file("meeting")) << "1 0-0\n";  // nobody is at that port
   auto second = std::async(std::launch::async, [&] { return LocalGroup(rank(1, 2)).size(); });
   EXPECT_EQ(LocalGroup(rank(0, 2)).size(), 2u);
   EXPECT_EQ(second.get(), 2u);
-  EXPECT_FALSE(std::filesystem::exists(file("socket")));
+  EXPECT_FALSE(std::filesystem::exists(file("meeting")));
+}
+
+TEST_F(LocalRanks, AreRefusedWhereTheGroupDoesNotMissThem) {
+  auto options = rank(0, 3);
+  options.timeout = 3s;
+  const auto refused = [&](LocalGroupOptions of) {
+    of.timeout = 3s;
+    EXPECT_THROW(LocalGroup{of}, std::runtime_error);
+  };
+  auto first = std::async(std::launch::async, refused, options),
+       one = std::async(std::launch::async, refused, rank(1, 3)),
+       same = std::async(std::launch::async, refused, rank(1, 3)),
+       other = std::async(std::launch::async, refused, rank(1, 2));
+}
+
+/// What two ranks come to has the bits of one addition, as when rank 0 added what the other had sent it.
+TEST_F(LocalRanks, SumToTheBit) {
+  const auto values = [](std::int64_t seed) {
+    return torch::randn({100'003}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(seed)));
+  };
+  auto second = std::async(std::launch::async, [&] {
+    LocalGroup group(rank(1, 2));
+    auto own = values(1);
+    group.sum(own);
+    group.broadcast(own);
+    return own;
+  });
+  LocalGroup group(rank(0, 2));
+  auto sum = values(0);
+  group.sum(sum);
+  EXPECT_TRUE(torch::equal(sum, values(0) + values(1)));
+  group.broadcast(sum);
+  EXPECT_TRUE(torch::equal(second.get(), sum));
+}
+
+/// With more of them, Gloo adds in an order of its own.
+TEST_F(LocalRanks, SumOfFourIsExactUpToRounding) {
+  std::vector<torch::Tensor> values;
+  for (int i = 0; i < 4; ++i)
+    values.push_back(torch::randn({1'003}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(i))));
+  const auto expected = values[0] + values[1] + values[2] + values[3];
+  std::vector<std::future<void>> others;
+  for (std::size_t i = 1; i < 4; ++i)
+    others.push_back(std::async(std::launch::async, [&, i] { LocalGroup(rank(i, 4)).sum(values[i]); }));
+  LocalGroup(rank(0, 4)).sum(values[0]);
+  for (auto& other : others) other.get();
+  EXPECT_TRUE(torch::allclose(values[0], expected, 1e-5, 1e-6));
+}
+
+TEST_F(LocalRanks, OneThatIsKilledEndsItsPeerAndNotTheRun) {
+  const pid_t child = ::fork();  // before there are threads
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    Rank(rank(1, 2)).train(1'000'000, 8);
+    ::_exit(0);
+  }
+  auto first = std::make_unique<Rank>(rank(0, 2));
+  RankModel model;
+  Swarm swarm(joining(first->swarm->visible_addresses()));
+  torch::optim::SGD sgd({model.weight}, torch::optim::SGDOptions(kRate));
+  Optimizer other(swarm, sgd, first->optimizer->options());
+  const auto train = [&](std::uint64_t epochs) {
+    for (const auto end = other.local_epoch() + epochs; other.local_epoch() < end;) {
+      model.backward(static_cast<std::int64_t>(other.local_epoch()), 4);
+      other.step(4);
+    }
+  };
+  auto peer = std::async(std::launch::async, [&] { first->train(1'000'000, 8); });
+  train(2);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_THROW(peer.get(), std::runtime_error);
+  first.reset();
+  train(2);
 }
 
 TEST(LocalGroupOptions, ComeFromTheEnvironment) {
@@ -200,7 +289,7 @@ TEST(LocalGroupOptions, ComeFromTheEnvironment) {
   const auto options = LocalGroupOptions::from_environment();
   EXPECT_EQ(options.rank, 1u);
   EXPECT_EQ(options.size, 4u);
-  EXPECT_NE(options.socket_path.find("29500"), std::string::npos);
+  EXPECT_NE(options.meeting_path.find("29500"), std::string::npos);
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 /// LocalGroup and LocalOptimizer: the ranks of one machine, processes or threads with a GPU each, train as one peer.
 /// Rank 0 speaks for all of them: only it has a Swarm and an Optimizer.
 ///
-///   every rank > rank 0: the gradients of its batch      rank 0: their mean, weighted by samples > Optimizer::step
+///   every rank > the process group > rank 0: the mean of their gradients, weighted by samples > Optimizer::step
 ///   rank 0 > every rank: what the step did, and the parameters where it changed them
 ///
 /// Started by torchrun, or with LOCAL_RANK and LOCAL_WORLD_SIZE set:
@@ -19,6 +19,9 @@
 ///   node.finish();
 #pragma once
 
+#include <c10/core/Device.h>
+#include <c10/util/intrusive_ptr.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,27 +30,38 @@
 
 #include "cohive/torch/optimizer.hpp"
 
+namespace c10d {
+class Backend;
+}
+
 namespace cohive {
 
 /// Which rank a process is, of how many, and where they meet.
 struct LocalGroupOptions {
-  std::size_t rank = 0,     ///< of this process, from 0
-      size = 1;             ///< number of ranks
-  std::string socket_path;  ///< where rank 0 awaits the other ranks; a socket of this name is made and removed
-  Duration timeout = 300s;  ///< for all ranks to arrive
+  std::size_t rank = 0,           ///< of this process, from 0
+      size = 1;                   ///< number of ranks
+  std::string meeting_path;       ///< a file in which rank 0 says where it is, until all ranks have come
+  Duration timeout = 300s;        ///< for all ranks to arrive
+  Duration rank_timeout = 1800s;  ///< for a rank that is silent: longer than rank 0 may be busy with the swarm
 
-  /// LOCAL_RANK and LOCAL_WORLD_SIZE, one rank without them. The socket lies in $XDG_RUNTIME_DIR, else /tmp, and is
-  /// named after $MASTER_PORT, else after the parent process, which started all ranks; or it is $COHIVE_LOCAL_SOCKET.
+  /// LOCAL_RANK and LOCAL_WORLD_SIZE, one rank without them. The file lies in $XDG_RUNTIME_DIR, else /tmp, and is
+  /// named after $MASTER_PORT, else after the parent process, which started all ranks; or it is $COHIVE_LOCAL_MEETING.
   /// Throws std::invalid_argument: numbers that are none, a rank that is not below the size.
   static LocalGroupOptions from_environment();
 };
 
-/// A star of Unix-domain sockets around rank 0, between processes of one user. All ranks call the same functions in the
-/// same order. A rank that has gone makes them throw std::runtime_error.
+/// A process group of LibTorch's c10d, which reduces and broadcasts. All ranks call the same functions in the same
+/// order. A rank that has gone, or was silent for too long, makes them throw std::runtime_error on all others, whose
+/// peer ends with that: start all ranks again. Gloo listens on the loopback, and trusts all users of the machine.
 class LocalGroup {
  public:
-  /// Waits for all ranks. Throws std::runtime_error when one does not come in time.
+  /// Waits for all ranks, processes of one user, and makes a group of Gloo. Throws std::runtime_error when one does not
+  /// come in time.
   explicit LocalGroup(LocalGroupOptions options);
+  /// Takes a group that was made elsewhere, such as one of NCCL.
+  /// \param backend  the ranks of this machine
+  /// \param device   of the tensors that it exchanges: the rank's GPU for NCCL
+  explicit LocalGroup(c10::intrusive_ptr<c10d::Backend> backend, c10::Device device = c10::DeviceType::CPU);
   ~LocalGroup();
   LocalGroup(const LocalGroup&) = delete;
 
@@ -57,10 +71,19 @@ class LocalGroup {
   std::size_t size() const noexcept;
   /// Whether this is rank 0, the peer of the swarm.
   bool leads() const noexcept { return rank() == 0; }
+  /// Returns where tensors have to be that it exchanges.
+  c10::Device device() const noexcept;
 
-  /// Adds the values of all ranks to those of rank 0; the others keep theirs.
+  /// Adds the values of all ranks to those of rank 0; those of the others are undefined afterwards. With two ranks the
+  /// sum is exact to the bit; with more, Gloo adds in an order of its own.
+  /// \param values  contiguous, on device()
+  void sum(const at::Tensor& values);
+  /// Gives the values of rank 0 to all ranks.
+  /// \param values  of any type, contiguous, on device()
+  void broadcast(const at::Tensor& values);
+  /// As sum, in host memory.
   void sum(float* values, std::size_t count);
-  /// Gives the bytes of rank 0 to all ranks.
+  /// As broadcast, in host memory.
   void broadcast(void* bytes, std::size_t count);
 
  private:

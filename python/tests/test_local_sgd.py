@@ -1,0 +1,141 @@
+"""cohive.local_sgd: peers that step by themselves come to one model, under the names of torchft."""
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="no torch here")
+
+from conftest import QUICK  # noqa: E402
+
+from cohive.local_sgd import DiLoCo, LocalSGD, Manager  # noqa: E402
+
+PATIENCE = 120
+ROUNDS = 30
+TRUTH = torch.tensor([[1.0, -2.0, 3.0, -4.0]])
+
+
+def sgd(model, **settings):
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.7, **settings})
+
+
+def local(kind, manager, model, inner):
+    if kind == "LocalSGD":
+        return LocalSGD(manager, model, inner, sync_every=10)
+    delay = 5 if kind == "DiLoCo in the background" else 0
+    return DiLoCo(manager, [model], inner, sgd(model, momentum=0.5, nesterov=True), 10, fragment_sync_delay=delay)
+
+
+def learn(kind, dht, part, rounds, model, told):
+    """Trains on samples of two of the four inputs: the other two can be learnt from the other peer alone."""
+    torch.manual_seed(part)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.05, weight_decay=0.0)
+    manager = Manager(dht, **QUICK)
+    with local(kind, manager, model, inner):
+        while manager.current_step() < rounds:
+            x = torch.zeros(8, 4)
+            x[:, 2 * part : 2 * part + 2] = torch.randn(8, 2)
+            inner.zero_grad()
+            (model(x) - x @ TRUTH.T).square().mean().backward()
+            inner.step()
+            told.append((manager.current_step(), manager.num_participants()))
+            time.sleep(0.01)  # the pace of this peer
+    steps = len(told)
+    inner.step()
+    assert len(told) == steps and manager.current_step() >= rounds, "outside of `with` the optimizer is torch's own"
+
+
+@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo", "DiLoCo in the background"])
+def test_two_peers_learn_one_model(swarm, kind):
+    models = [torch.nn.Linear(4, 1, bias=False) for _ in range(2)]  # which begin at different places
+    told, failures = [[], []], []
+
+    def guarded(part, dht):
+        try:
+            learn(kind, dht, part, ROUNDS, models[part], told[part])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(part, dht)) for part, dht in enumerate(swarm(2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not failures and not any(thread.is_alive() for thread in threads), failures
+    for model, steps in zip(models, told):
+        assert max(group for _, group in steps) == 2
+        # Two inputs of the four were never in this peer's batches.
+        assert torch.allclose(model.weight, TRUTH, atol=0.5), (model.weight, len(steps))
+        # Each steps sync_every times between two rounds, whether there are one or two of them.
+        assert 5 * ROUNDS < len(steps) < 20 * ROUNDS
+
+
+def test_sync_averages_now(swarm):
+    models = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
+    groups, ready = [0, 0], threading.Barrier(2)
+
+    def sync(part, dht):
+        with LocalSGD(Manager(dht, **QUICK), models[part], sgd(models[part]), sync_every=10**6) as averaged:
+            with torch.no_grad():
+                models[part].weight.fill_(float(part))
+            ready.wait(PATIENCE)
+            groups[part] = averaged.sync()
+
+    threads = [threading.Thread(target=sync, args=(part, dht)) for part, dht in enumerate(swarm(2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert groups == [2, 2]
+    assert torch.allclose(models[0].weight, torch.full((1, 2), 0.5), atol=1e-6)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+MODEL = torch.nn.Linear(2, 1)
+OTHER = torch.nn.Linear(2, 1)
+WRONG = {
+    "no steps": (dict(sync_every=0), ValueError, "at least 1"),
+    "half a step": (dict(sync_every=2.5), ValueError, "at least 1"),
+    "no manager": (dict(manager=None), TypeError, "local_sgd.Manager"),
+    "no model": (dict(model_fragments=[]), TypeError, "torch.nn.Module"),
+    "a factory": (dict(inner_optimizer=torch.optim.SGD), TypeError, "made already"),
+    "an optimizer of another model": (dict(inner_optimizer=sgd(OTHER)), ValueError, "other parameters"),
+    "an outer Adam": (dict(outer_optimizer=torch.optim.Adam(MODEL.parameters())), TypeError, "torch.optim.SGD"),
+    "weight decay": (dict(outer_optimizer=sgd(MODEL, weight_decay=0.1)), ValueError, "no weight_decay"),
+    "no rate": (dict(outer_optimizer=sgd(MODEL, lr=0.0)), ValueError, "above 0"),
+    "two outer optimizers": (dict(outer_optimizer=[sgd(MODEL), sgd(MODEL)]), ValueError, "for each fragment"),
+    "outer optimizers that differ": (
+        dict(
+            model_fragments=[MODEL, OTHER],
+            inner_optimizer=torch.optim.SGD([*MODEL.parameters(), *OTHER.parameters()], lr=0.1),
+            outer_optimizer=[sgd(MODEL), sgd(OTHER, lr=0.1)],
+        ),
+        ValueError,
+        "the same settings",
+    ),
+    "a delay beyond the round": (dict(fragment_sync_delay=10), ValueError, "below sync_every"),
+    "a mixture": (dict(fragment_update_alpha=0.5), ValueError, "fragment_update_alpha is 0"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_meant_is_refused_by_a_sentence(what):
+    given, error, words = WRONG[what]
+    fine = dict(manager=Manager(None), model_fragments=[MODEL], inner_optimizer=sgd(MODEL))
+    with pytest.raises(error, match=words):
+        DiLoCo(**{**fine, "outer_optimizer": sgd(MODEL), "sync_every": 10, **given})
+
+
+def test_a_manager_serves_one_and_is_not_told_what_is_set_here(swarm):
+    with pytest.raises(TypeError, match="set outer_lr themselves"):
+        Manager(None, outer_lr=0.7)
+    model, manager = torch.nn.Linear(2, 1), Manager(swarm(1)[0], **QUICK)
+    averaged = LocalSGD(manager, model, sgd(model), 10)
+    assert manager.current_step() == 0 and manager.num_participants() == 1
+    with pytest.raises(RuntimeError, match="inside of"):
+        averaged.sync()
+    with averaged, pytest.raises(RuntimeError, match="make another one"):
+        with averaged:
+            pass
+    manager.shutdown()

@@ -114,9 +114,9 @@ class Bench:
             say(f"one process, seed {seed}: {summary['eval_loss']:.4f}, accuracy {summary['eval_accuracy']:.3f}")
         return sum(losses) / len(losses), max(losses) - min(losses)
 
-    def swarm(self, flags):
+    def swarm(self, flags, seed=1):
         with bootstrap(self.options.bin) as address:
-            summaries = self.train(self.options.peers, 1, ["--initial-peers", address, *flags])
+            summaries = self.train(self.options.peers, seed, ["--initial-peers", address, *flags])
         files = [self.folder / f"peer{n}.params" for n in range(self.options.peers)]
         compared = subprocess.run([self.options.bin / "cohive-train", "--compare", *files], capture_output=True, text=True)
         return summaries, json.loads(compared.stdout)["largest_difference"]
@@ -143,6 +143,21 @@ def row(name, summaries, difference, one, tolerance):
              f"{group:.2f}" if group else "-", f"{mean(s['bytes_sent'] for s in summaries) / 1e6:.1f}",
              "no number" if difference is None else f"{difference:.1e}", "yes" if good else "**no**"]
     return "| " + " | ".join(cells) + " |", good
+
+
+def print_table(sentence, columns, lines, output=None):
+    """What this program was called with and has found, in Markdown; also into a file."""
+    table = "\n".join([
+        f"{datetime.date.today()}, {os.cpu_count()} processors: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
+        "",
+        sentence,
+        "",
+        "| " + " | ".join(columns) + " |",
+        "|" + "---|" * len(columns),
+        *lines])
+    print(table)
+    if output:
+        output.write_text(table + "\n")
 
 
 def main():
@@ -191,18 +206,11 @@ def main():
             failed += not good
             lines.append(line)
             say(line, f"{time.monotonic() - begun:.0f} s")
-    table = "\n".join([
-        f"{datetime.date.today()}, {os.cpu_count()} processors: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
-        "",
+    print_table(
         f"One process, {options.epochs} epochs of {options.target_batch_size} samples: loss {one:.4f} "
         f"(mean of {options.seeds} seeds, {spread:.4f} apart). {options.peers} peers:",
-        "",
-        "| mode or codec | loss | beside one process | accuracy | peers per round | MB sent by each | parameters differ by | good |",
-        "|---|---|---|---|---|---|---|---|",
-        *lines])
-    print(table)
-    if options.output:
-        options.output.write_text(table + "\n")
+        ["mode or codec", "loss", "beside one process", "accuracy", "peers per round", "MB sent by each", "parameters differ by", "good"],
+        lines, options.output)
     return 1 if failed else 0
 
 

@@ -10,14 +10,13 @@ tools/convergence.sh --list does. Needs nothing but Python.
 """
 
 import argparse
-import datetime
 import shlex
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, say
+from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say
 
 LOCAL = ["--local-steps"]
 CASES = {  # local steps of a round, and flags
@@ -75,24 +74,16 @@ def main():
             steps_per_round, flags = CASES[name]
             bench = Bench(options_of(given, steps_per_round, given.peers), Path(folder))
             try:
-                summaries = [s for _ in range(given.seeds) for s in bench.swarm([*flags, *more])[0]]
+                summaries = [s for seed in range(1, given.seeds + 1) for s in bench.swarm([*flags, *more], 100 * seed)[0]]
                 line = row(name, summaries, one, given.steps)
             except Failed as failure:
                 line, failed = f"| {name} | {failure} | | | |", failed + 1
             lines.append(line)
             say(line, f"{time.monotonic() - begun:.0f} s")
-    table = "\n".join([
-        f"{datetime.date.today()}: `{shlex.join(map(str, [Path(sys.argv[0]).name, *sys.argv[1:]]))}`",
-        "",
+    print_table(
         f"One process, {given.steps} steps of {given.batch_size} samples: loss {one:.4f} (mean of {given.seeds} seeds, "
         f"{spread:.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
-        "",
-        "| rounds | loss | beside one process | MB sent by each | kB for a step |",
-        "|---|---|---|---|---|",
-        *lines])
-    print(table)
-    if given.output:
-        given.output.write_text(table + "\n")
+        ["rounds", "loss", "beside one process", "MB sent by each", "kB for a step"], lines, given.output)
     return 1 if failed else 0
 
 

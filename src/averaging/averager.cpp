@@ -118,6 +118,7 @@ GroupOptions group_options(const AveragerOptions& options) {
       options.sender_timeout > 0s ? options.sender_timeout / kShareOfSenderTimeout : kStragglerTimeout;
   result.mode = options.mode;
   result.caps_shares = !std::holds_alternative<Mean>(options.aggregation) || options.verified_share > 0;
+  result.one_average = options.one_average;
   return result;
 }
 

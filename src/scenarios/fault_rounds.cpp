@@ -3,6 +3,7 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <ranges>
 
 #include "averaging/rounds/partition.hpp"
 #include "scenarios/fault_setting.hpp"
@@ -158,6 +159,11 @@ class RoundFaults final : public FaultSetting {
       const bool lying = std::any_of(peers_.begin(), peers_.end(),
                                      [&](const auto& p) { return p->hostile && p->hostile->id() == owner; });
       if (lying) continue;
+      if ((*any.result)->one_average) {
+        check_equal(members, owner, part);
+        if (!report_.violated.empty()) return;
+        continue;
+      }
       std::vector<std::size_t> finished;
       for (std::size_t i : members) {
         const auto& failed = (*peers_[i]->result)->failed_reducers;
@@ -170,6 +176,33 @@ class RoundFaults final : public FaultSetting {
           std::ranges::find_if(members, [&](std::size_t i) { return peers_[i]->averager->dht().host().id() == owner; });
       reducer == members.end() ? check_alike(finished, part) : check_against(*reducer, finished, part);
       if (!report_.violated.empty()) return;
+    }
+  }
+
+  /// All that have the average hold the same bits, also of an owner that has died; the others hold what they had.
+  void check_equal(const std::vector<std::size_t>& members, const PeerId& owner, const Part& part) {
+    std::vector<std::size_t> changed;
+    for (std::size_t i : members)
+      if (!std::ranges::equal(of(peers_[i]->inputs, part), of(peers_[i]->values, part))) changed.push_back(i);
+    if (changed.empty()) return;
+    const auto is_exact = [&](std::size_t i) { return !peers_[i]->handed || peers_[i]->handed->is_exact(); };
+    const auto exact = std::ranges::find_if(changed, is_exact);
+    const std::size_t first = exact == changed.end() ? changed.front() : *exact;
+    const auto average = of(peers_[first]->values, part);
+    report_.one_average += changed.size() > 1;
+    for (std::size_t i : members) {
+      const auto own = of(peers_[i]->inputs, part), held = of(peers_[i]->values, part);
+      const double tolerance = is_exact(i) && is_exact(first) ? 0 : 1e-6 * rounds_;
+      const auto differs = [&](std::size_t k) {
+        return std::abs(static_cast<double>(held[k] - average[k])) > tolerance;
+      };
+      const auto places = std::views::iota(std::size_t{0}, part.length);
+      if (std::ranges::none_of(places, differs)) continue;
+      const bool missed = std::ranges::count(std::as_const(*peers_[i]->result)->failed_reducers, owner) > 0;
+      if (std::ranges::equal(own, held) && (missed || is_not_believed(*peers_[i], own, average))) continue;
+      const std::size_t at = *std::ranges::find_if(places, differs);
+      return violated("peer {} holds {} where peer {} has the average {} of owner {}", i, held[at], first, average[at],
+                      owner);
     }
   }
 
@@ -249,8 +282,8 @@ class RoundFaults final : public FaultSetting {
 
 }  // namespace
 
-std::unique_ptr<FaultSetting> make_round_faults(std::uint64_t seed) {
-  return std::make_unique<RoundFaults>(seed);
+std::unique_ptr<FaultSetting> make_round_faults(std::uint64_t seed, bool one_average) {
+  return std::make_unique<RoundFaults>(seed, one_average);
 }
 
 }  // namespace cohive::averaging

@@ -4,11 +4,12 @@
 
 namespace cohive::averaging {
 
-FaultReport run_faults(std::uint64_t seed) {
+FaultReport run_faults(std::uint64_t seed, std::optional<bool> one_average) {
   std::mt19937_64 random(seed * 7919 + 1);  // as the setting draws
   random();
   const bool download = random() % 4 == 0;
-  return (download ? make_download_faults : make_round_faults)(seed)->run();
+  if (download) return make_download_faults(seed)->run();
+  return make_round_faults(seed, one_average.value_or(std::mt19937_64(seed)() % 4 > 0))->run();
 }
 
 }  // namespace cohive::averaging

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,12 @@ struct FaultReport {
   std::size_t measured = 0;            ///< of those that averaged: divided by links that were measured
   std::size_t handed_over = 0;         ///< tensors that were not the averagers' own
   std::size_t top_k = 0;               ///< of those that averaged: of the largest values only
+  std::size_t one_average = 0;         ///< parts whose members were compared to the bit
   std::size_t several_donors = 0;      ///< downloads to which more than one contributed
   std::size_t liars = 0;               ///< donors that were found to lie
 };
 
-FaultReport run_faults(std::uint64_t seed);
+/// \param one_average  whether most peers ask for AveragerOptions::one_average; unset: as the seed has it
+FaultReport run_faults(std::uint64_t seed, std::optional<bool> one_average = std::nullopt);
 
 }  // namespace cohive::averaging

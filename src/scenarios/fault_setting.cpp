@@ -5,10 +5,12 @@
 
 namespace cohive::averaging {
 
-FaultSetting::FaultSetting(std::uint64_t seed)
+FaultSetting::FaultSetting(std::uint64_t seed, bool one_average)
     : random_(seed * 7919 + 1),
       latency_(from_seconds(0.001 * double(1 + below(40)))),
-      swarm_({.seed = seed, .latency = latency_}) {
+      swarm_({.seed = seed, .latency = latency_}),
+      one_average_(one_average),
+      asks_for_(seed) {
   report_.seed = seed;
 }
 
@@ -63,6 +65,7 @@ void FaultSetting::arrange() {
   for (std::size_t i = 0; i < count; ++i) {
     const Aggregation aggregations[] = {Mean(), Mean(), TrimmedMean{0.3}, CenteredClip{0.5, 3}};
     options.aggregation = aggregations[below(4)];  // each peer's own choice
+    options.one_average = one_average_ && asks_for_() % 16 > 0;
     options.mode = PeerMode::node;
     if (!download && i > 1 && below(5) == 0) options.mode = below(2) ? PeerMode::client : PeerMode::auxiliary;
     if (measured) {

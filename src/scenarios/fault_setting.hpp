@@ -29,7 +29,7 @@ inline constexpr Duration kSlack = 3s;  // after which what was to end has not
 
 class FaultSetting {
  public:
-  explicit FaultSetting(std::uint64_t seed);
+  explicit FaultSetting(std::uint64_t seed, bool one_average = false);
   virtual ~FaultSetting() = default;
   FaultSetting(const FaultSetting&) = delete;
 
@@ -94,11 +94,13 @@ class FaultSetting {
   void clean_up();
 
   std::unique_ptr<TaskGroup> healing_, leaving_;
+  const bool one_average_;    // most peers ask for it
+  std::mt19937_64 asks_for_;  // it; apart from what else is drawn, so that seeds stay what they are without it
   std::size_t at_message_ = 0, messages_ = 0, repeats_ = 0, broken_ = 0;
   Duration heals_after_{};
 };
 
-std::unique_ptr<FaultSetting> make_round_faults(std::uint64_t seed);
+std::unique_ptr<FaultSetting> make_round_faults(std::uint64_t seed, bool one_average);
 std::unique_ptr<FaultSetting> make_download_faults(std::uint64_t seed);
 
 }  // namespace cohive::averaging

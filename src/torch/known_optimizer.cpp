@@ -6,6 +6,7 @@
 
 #include "cohive/optim/step.hpp"
 #include "cohive/torch/lamb.hpp"
+#include "cohive/torch/muon.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -23,7 +24,7 @@ optim::Options moments(const Options& o) {
     return optim::LambOptions{o.lr(), beta1, beta2, o.eps(), o.weight_decay(), o.bias_correction()};
 }
 
-/// Nothing for a class that is unknown.
+/// Nothing for a class that is unknown. Muon steps by itself; of a matrix it keeps what SGD with momentum keeps.
 std::optional<optim::Options> translate(to::OptimizerOptions& options) {
   if (auto* o = dynamic_cast<to::SGDOptions*>(&options))
     return optim::SgdOptions{o->lr(), o->momentum(), o->dampening(), o->weight_decay(), o->nesterov()};
@@ -34,6 +35,8 @@ std::optional<optim::Options> translate(to::OptimizerOptions& options) {
   if (auto* o = dynamic_cast<to::AdagradOptions*>(&options))
     return optim::AdagradOptions{o->lr(), o->lr_decay(), o->weight_decay(), o->initial_accumulator_value(), o->eps()};
   if (auto* o = dynamic_cast<LambOptions*>(&options)) return moments(*o);
+  if (auto* o = dynamic_cast<MuonOptions*>(&options))
+    return optim::SgdOptions{o->lr(), o->momentum(), 0, o->weight_decay(), o->nesterov()};
   return std::nullopt;
 }
 

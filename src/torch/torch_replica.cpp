@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "cohive/core/log.hpp"
+#include "cohive/torch/muon.hpp"
 #include "device_backend.hpp"
 #include "foreign_model.hpp"
 #include "fused_model.hpp"
@@ -100,6 +101,10 @@ std::unique_ptr<TorchReplica> make_replica(Runtime& runtime, ModelParts parts, c
     return std::make_unique<FusedModel>(runtime, std::move(backend), std::move(link), std::move(trainer),
                                         std::move(parts), std::move(*known), options);
   }
+  demand(
+      !dynamic_cast<Muon*>(&parts.optimizer) || (!options.delay_optimizer_step && !options.offload_optimizer),
+      "Muon steps where the model is, since its matrix products take long on a processor: leave offload_optimizer and "
+      "delay_optimizer_step out");
   demand(!options.delay_optimizer_step && !options.offload_optimizer,
          "offload_optimizer and delay_optimizer_step need one of LibTorch's optimizers (or cohive::Lamb), and "
          "parameters that are float32 in host memory (delay_optimizer_step: or all on one GPU, where cohive is built "

@@ -75,6 +75,30 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
   }
 }
 
+/// Answers would mean something else to each member.
+TEST_F(Averaging, ALeaderThatAnnouncesWhatAMemberDidNotAskForHasNoGroup) {
+  has_hostile_peers = true;
+  Peer& peer = add(quick());
+  Dht& dht = *join().dht;
+  rpc::Server server(dht.host());
+  int announced = 0;
+  server.add_streaming("test::DecentralizedAverager.rpc_join_group", [&](rpc::ServerStream& stream) {
+    return [](Dht& leader, rpc::ServerStream& joining, int& times) -> Task<Result<>> {
+      CO_TRY(auto joiner, co_await accept_joiner(leader, joining, std::string(20, 'f')));
+      joiner.begin.add_gathered(encode_gathered({}));
+      joiner.begin.add_ordered_peer_ids(joining.peer().binary());
+      joiner.begin.add_gathered(joiner.request.gather());
+      joiner.begin.set_one_average(true);
+      EXPECT_FALSE(joiner.request.one_average());
+      ++times;
+      co_return co_await joining.send(as_bytes(joiner.begin.SerializeAsString()), leader.runtime().after(5s));
+    }(dht, stream, announced);
+  });
+  (void)swarm.run(dht.store("test.0b", msgpack::Value::bin(dht.host().id().bytes()), true, dht.now() + 1.5));
+  EXPECT_FALSE(swarm.run(peer.averager->step({.timeout = 5s})));
+  EXPECT_EQ(announced, 1);
+}
+
 TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {
   has_hostile_peers = true;
   for (int i = 0; i < 3; ++i) add(quick());

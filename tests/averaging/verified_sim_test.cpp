@@ -100,6 +100,27 @@ TEST_F(Verified, CodecsWithErrorFeedbackAreCheckedToo) {
   for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 0.1f);
 }
 
+TEST_F(Verified, OneAverageForAllIsCheckedToo) {
+  auto options = checking(1);
+  options.agreed_codec = codec::Codec::block4;
+  options.one_average = true;
+  for (int i = 0; i < 3; ++i) add(options, 2000);
+  options = checking(1e-12, CenteredClip{0.1, 1});  // about the median: 1.5 where the mean is 3.25
+  options.agreed_codec = codec::Codec::block4;
+  options.one_average = true;
+  add(pretending(options), 2000).a.assign(2000, 10);
+  const PeerId liar = id(3);
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_TRUE(results[i]->one_average);
+    EXPECT_EQ(results[i]->liars, std::vector{liar});
+    EXPECT_EQ(results[i]->failed_reducers, std::vector{liar}) << "the averages of the others are right";
+    EXPECT_GT(results[i]->parts_checked, 0u);
+    for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || std::abs(value - 3.25f) < 0.05f);
+  }
+}
+
 TEST_F(Verified, ClientsAndAuxiliariesTakePart) {
   auto options = checking(1);
   for (int i = 0; i < 2; ++i) add(options);

@@ -47,12 +47,10 @@ class OnDevice : public Gpu {
       options.listen = {Multiaddr::from_text("/ip4/127.0.0.1/tcp/0").value()};
       return options;
     }
-    Task<void> start(std::vector<Multiaddr> initial, codec::Codec codec) {
+    Task<void> start(std::vector<Multiaddr> initial, averaging::AveragerOptions options) {
       (co_await dht.start(std::move(initial))).value();
-      averager = std::make_unique<averaging::Averager>(
-          dht, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
-          averaging::AveragerOptions{
-              .prefix = "device", .target_group_size = 2, .part_size_bytes = 64 * 1024, .codec = codec});
+      averager = std::make_unique<averaging::Averager>(dht, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
+                                                       std::move(options));
       averager->start();
     }
     Task<void> close() {
@@ -65,12 +63,20 @@ class OnDevice : public Gpu {
     std::unique_ptr<averaging::Averager> averager;
   };
 
-  std::shared_ptr<DeviceParts> parts_of(const DeviceBuffer& memory) {
-    return DeviceParts::create(*runtime, {{.shape = {kValues}}}, {memory.floats()}).value();
+  std::shared_ptr<DeviceParts> parts_of(const DeviceBuffer& memory, averaging::ResidualsPtr residuals = nullptr) {
+    DevicePartsOptions options;
+    options.residuals = std::move(residuals);
+    return DeviceParts::create(*runtime, {{.shape = {kValues}}}, {memory.floats()}, std::move(options)).value();
+  }
+  static averaging::AveragerOptions in_pairs(codec::Codec codec) {
+    return {.prefix = "device", .target_group_size = 2, .part_size_bytes = 64 * 1024, .codec = codec};
   }
   /// Runs a step of two peers, one with these values on the device.
-  std::vector<Result<averaging::RoundReport>> average(codec::Codec codec, std::vector<float>& on_host,
-                                                      const DeviceBuffer& memory) {
+  std::vector<Result<averaging::RoundReport>> average(const averaging::AveragerOptions& options,
+                                                      std::vector<float>& on_host, const DeviceBuffer& memory) {
+    const auto residuals = [] {
+      return averaging::make_residuals(std::vector<averaging::TensorInfo>{{.shape = {kValues}}});
+    };
     auto step = [](Peer& peer,
                    std::shared_ptr<averaging::TensorParts> tensors) -> Task<Result<averaging::RoundReport>> {
       auto round = peer.averager->begin();
@@ -78,13 +84,14 @@ class OnDevice : public Gpu {
       co_return co_await round.result();
     };
     auto all = [&](Peer& one, Peer& other) -> Task<std::vector<Result<averaging::RoundReport>>> {
-      co_await one.start({}, codec);
-      co_await other.start({one.host.visible_addresses().front()}, codec);
+      co_await one.start({}, options);
+      co_await other.start({one.host.visible_addresses().front()}, options);
       std::vector<Task<Result<averaging::RoundReport>>> steps;
       steps.push_back(step(one, std::make_shared<averaging::HostParts>(
                                     *runtime, std::vector<averaging::TensorInfo>{{.shape = {kValues}}},
-                                    std::vector<averaging::TensorSpan>{std::span(on_host)})));
-      steps.push_back(step(other, parts_of(memory)));
+                                    std::vector<averaging::TensorSpan>{std::span(on_host)},
+                                    averaging::HostPartsOptions{.residuals = residuals()})));
+      steps.push_back(step(other, parts_of(memory, residuals())));
       auto results = co_await when_all(*runtime, std::move(steps));
       co_await one.close();
       co_await other.close();
@@ -103,7 +110,7 @@ TEST_F(OnDevice, TensorsAreAveragedWithThoseOfAHost) {
        {codec::Codec::none, codec::Codec::float16, codec::Codec::blockwise8, codec::Codec::uniform8}) {
     auto on_host = values_of(0);
     const auto memory = to_device(values_of(1));
-    for (const auto& result : average(codec, on_host, memory)) {
+    for (const auto& result : average(in_pairs(codec), on_host, memory)) {
       ASSERT_TRUE(result) << result.error();
       EXPECT_EQ(result->parts_failed, 0u);
     }
@@ -116,6 +123,30 @@ TEST_F(OnDevice, TensorsAreAveragedWithThoseOfAHost) {
     const double bound = codec == codec::Codec::none ? 1e-6 : codec == codec::Codec::float16 ? 0.01 : 0.3;
     EXPECT_LT(lost, bound) << name_of(codec);
     EXPECT_LT(apart, bound) << name_of(codec);
+  }
+}
+
+TEST_F(OnDevice, OneAverageIsTheSameThereAndOnAHostToTheBit) {
+  const std::pair<codec::Codec, std::optional<codec::Codec>> ways[] = {{codec::Codec::none, std::nullopt},
+                                                                       {codec::Codec::float16, std::nullopt},
+                                                                       {codec::Codec::uniform8, std::nullopt},
+                                                                       {codec::Codec::blockwise8, std::nullopt},
+                                                                       {codec::Codec::float16, codec::Codec::block4},
+                                                                       {codec::Codec::float16, codec::Codec::top_k}};
+  for (const auto& [ordinary, agreed] : ways) {
+    auto options = in_pairs(ordinary);
+    if (agreed) options.agreed_codec = *agreed;
+    options.one_average = true;
+    auto on_host = values_of(0);
+    const auto memory = to_device(values_of(1));
+    for (const auto& result : average(options, on_host, memory)) {
+      ASSERT_TRUE(result) << result.error();
+      EXPECT_TRUE(result->one_average);
+      EXPECT_EQ(result->agreed_codecs.empty(), !agreed.has_value());
+      EXPECT_EQ(result->parts_failed, 0u);
+    }
+    EXPECT_EQ(to_host<float>(memory), on_host) << name_of(agreed.value_or(ordinary));
+    EXPECT_NE(on_host, values_of(0));
   }
 }
 

@@ -109,6 +109,16 @@ class Numbers(SettingsTest):
         self.assertEqual(self.plan("--learning-rate", "01e-3")["learning_rate"], 0.001)
         self.refused(*PLAN, "--config", self.file("target-batch-size = 0512\n"), says=["run.toml:1: "])  # as TOML has it
 
+    def test_muon_has_rates_of_its_own_and_is_never_offloaded(self):
+        self.needs_trainer()
+        self.assertEqual(self.plan("--optimizer", "muon")["learning_rate"], 0.02)
+        self.assertEqual(self.plan("--optimizer", "muon", "--learning-rate", "0.05", "--adamw-learning-rate", "1e-4")["learning_rate"], 0.05)
+        self.assertEqual(self.plan("--optimizer", "adam")["learning_rate"], 0.001)
+        self.refused(*PLAN, "--adamw-learning-rate", "1e-4", says=["--optimizer muon"])
+        self.refused(*PLAN, "--optimizer", "muon", "--momentum", "1", says=["--momentum"])
+        for flags in (["--offload-optimizer"], ["--delay-optimizer-step"]):
+            self.refused(*PLAN, "--optimizer", "muon", *flags, says=["steps where the model is"])
+
     def test_whole_numbers_are_whole(self):
         self.needs_trainer()
         for value in ("1e3", "5.0", "18446744073709551616", "-0", "1e"):

@@ -9,7 +9,7 @@ namespace cohive::bench {
 nlohmann::json faults(const Settings& settings) {
   const double start = now_seconds();
   std::size_t rounds = 0, failed = 0, struck = 0, measured = 0, handed_over = 0, top_k = 0, several_donors = 0,
-              liars = 0;
+              liars = 0, one_average = 0;
   nlohmann::json failing = nlohmann::json::array();
   for (std::uint64_t seed = settings.seed; seed < settings.seed + settings.runs; ++seed) {
     const auto report = averaging::run_faults(seed);
@@ -19,6 +19,7 @@ nlohmann::json faults(const Settings& settings) {
     measured += report.measured;
     handed_over += report.handed_over;
     top_k += report.top_k;
+    one_average += report.one_average;
     several_donors += report.several_donors;
     liars += report.liars;
     if (report.violated.empty()) continue;
@@ -35,6 +36,7 @@ nlohmann::json faults(const Settings& settings) {
           {"steps_on_measured_links", measured},
           {"tensors_handed_over", handed_over},
           {"steps_in_top_k", top_k},
+          {"parts_compared_to_the_bit", one_average},
           {"downloads_from_several", several_donors},
           {"liars_found", liars},
           {"failing_seeds", failing},

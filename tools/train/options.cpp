@@ -236,10 +236,15 @@ void add_checkpoint_options(CLI::App& app, TrainOptions& o) {
 
 void add_optimizer_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Optimizer");
-  app.add_option("--optimizer", o.algorithm, "adamw, adam, sgd or lamb (default adamw)")
-      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb"}));
-  app.add_option("--learning-rate", o.learning_rate, "of the optimizer")->transform(real(1e-30, 1e6));
-  app.add_option("--momentum", o.momentum, "of sgd (default 0.9)")->transform(real(0, 1));
+  app.add_option(
+         "--optimizer", o.algorithm,
+         "adamw, adam, sgd, lamb, or muon, which steps embeddings, the head and vectors by AdamW (default adamw)")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lamb", "muon"}));
+  app.add_option("--learning-rate", o.given_learning_rate, "of the optimizer (default 0.001; 0.02 of muon)")
+      ->transform(real(1e-30, 1e6));
+  app.add_option("--adamw-learning-rate", o.adamw_learning_rate, "of muon: of what it steps by AdamW (default 0.001)")
+      ->transform(real(1e-30, 1e6));
+  app.add_option("--momentum", o.given_momentum, "of sgd (default 0.9) and muon (default 0.95)")->transform(real(0, 1));
   app.add_option("--clip-grad-norm", o.clip_grad_norm, "bound of the norm of the averaged gradients; 0: none")
       ->transform(real(0, 1e30));
   app.add_option("--lr-schedule", o.lr_schedule,
@@ -377,10 +382,25 @@ EpochFactor schedule_of(const TrainOptions& o) {
   return o.warmup_epochs > 0 ? linear_warmup(o.warmup_epochs, std::move(after)) : after;
 }
 
+void complete_algorithm(TrainOptions& o) {
+  const bool muon = o.algorithm == "muon";
+  if (!muon && o.adamw_learning_rate)
+    throw Exit{kBadInput, "--adamw-learning-rate goes with --optimizer muon, which steps some parameters by AdamW"};
+  if (muon && (o.optimizer.offload_optimizer || o.optimizer.delay_optimizer_step))
+    throw Exit{kBadInput,
+               "--optimizer muon steps where the model is, since its matrix products take long on a processor: leave "
+               "--offload-optimizer and --delay-optimizer-step out"};
+  if (muon && o.given_momentum && !(*o.given_momentum > 0 && *o.given_momentum < 1))
+    throw Exit{kBadInput, "--momentum of muon must be above 0 and below 1"};
+  o.learning_rate = o.given_learning_rate.value_or(muon ? 0.02 : 1e-3);
+  o.momentum = o.given_momentum.value_or(muon ? 0.95 : 0.9);
+}
+
 }  // namespace
 
 void complete(TrainOptions& o) {
   auto& run = o.optimizer;
+  complete_algorithm(o);
   if (auto factor = schedule_of(o)) o.scheduler = schedule(std::move(factor));
   // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
   if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;

@@ -19,7 +19,9 @@ struct TrainOptions {
   bool json = false, dry_run = false;
   std::vector<std::string> compare;
   std::string algorithm = "adamw";
-  double learning_rate = 1e-3, momentum = 0.9, clip_grad_norm = 0;
+  std::optional<double> given_learning_rate, given_momentum, adamw_learning_rate;
+  double learning_rate = 1e-3, momentum = 0.9;  ///< of the algorithm, where they are not given
+  double clip_grad_norm = 0;
   std::string lr_schedule = "constant";
   std::uint64_t warmup_epochs = 0, schedule_epochs = 0;
   double lr_gamma = 0.999, lr_least = 0;

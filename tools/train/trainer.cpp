@@ -1,5 +1,6 @@
 #include "train/trainer.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
 #include "cohive/torch/lamb.hpp"
+#include "cohive/torch/muon.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "common/program.hpp"
 #include "common/signals.hpp"
@@ -39,7 +41,27 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainOptions& opti
   if (options.algorithm == "adam") return std::make_unique<Adam>(std::move(groups), AdamOptions(options.learning_rate));
   if (options.algorithm == "lamb")
     return std::make_unique<Lamb>(std::move(groups), cohive::LambOptions(options.learning_rate));
+  if (options.algorithm == "muon") return std::make_unique<Muon>(std::move(groups));
   return std::make_unique<AdamW>(std::move(groups), AdamWOptions(options.learning_rate));
+}
+
+/// One group of all parameters; of muon the matrices, and the others with options of AdamW.
+std::vector<torch::optim::OptimizerParamGroup> groups_of(Workload& workload, const TrainOptions& options) {
+  using namespace torch::optim;
+  if (options.algorithm != "muon") return {workload.parameters()};
+  const auto matrices = workload.matrices();
+  std::vector<torch::Tensor> others;
+  for (const auto& parameter : workload.parameters())
+    if (std::ranges::none_of(matrices, [&](const auto& one) { return one.is_same(parameter); }))
+      others.push_back(parameter);
+  return {{matrices, std::make_unique<MuonOptions>(MuonOptions(options.learning_rate).momentum(options.momentum))},
+          {others, std::make_unique<AdamWOptions>(options.adamw_learning_rate.value_or(1e-3))}};
+}
+
+std::vector<torch::Tensor> parameters_in(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<torch::Tensor> parameters;
+  for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  return parameters;
 }
 
 std::optional<at::ScalarType> type_of(const std::string& mixed_precision) {
@@ -115,14 +137,15 @@ Trainer::Trainer(const TrainOptions& options, const Results& results, LocalGroup
       next_evaluation_(options.eval_every),
       progress_(choose_output(options.json), options.optimizer.target_batch_size, end_) {
   if (ranks_.leads()) join();
-  if (ranks_.size() > 1) node_.emplace(ranks_, optimizer_ ? &*optimizer_ : nullptr, workload_->parameters());
+  if (ranks_.size() > 1)
+    node_.emplace(ranks_, optimizer_ ? &*optimizer_ : nullptr, parameters_in(groups_of(*workload_, options_)));
 }
 
 /// Rank 0 becomes a peer, and goes on where a checkpoint says.
 void Trainer::join() {
   swarm_.emplace(options_.swarm);
   optimizer_.emplace(
-      *swarm_, std::vector<torch::optim::OptimizerParamGroup>{workload_->parameters()},
+      *swarm_, groups_of(*workload_, options_),
       [this](auto groups) { return make_optimizer(options_, std::move(groups)); }, with_checkpoints(),
       options_.scheduler, extras());
   optimizer_->clip_grad_norm(options_.clip_grad_norm);

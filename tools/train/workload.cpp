@@ -73,6 +73,16 @@ void Workload::move_to(torch::Device device) {
   model().to(device);
 }
 
+std::vector<torch::Tensor> Workload::matrices() {
+  std::vector<torch::Tensor> matrices;
+  for (const auto& module : model().named_modules("", /*include_self=*/false)) {
+    if (module.key() == "head" || module.value()->as<torch::nn::Embedding>()) continue;
+    for (const auto& parameter : module.value()->parameters(/*recurse=*/false))
+      if (parameter.dim() >= 2) matrices.push_back(parameter);
+  }
+  return matrices;
+}
+
 std::vector<torch::Tensor> Workload::extra_tensors() {
   std::vector<torch::Tensor> tensors;
   for (const auto& buffer : model().buffers())

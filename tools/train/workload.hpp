@@ -46,6 +46,8 @@ class Workload {
   virtual nlohmann::json description() = 0;
 
   std::vector<torch::Tensor> parameters() { return model().parameters(); }
+  /// The parameters of two dimensions or more, but for embeddings and the head: what Muon steps.
+  std::vector<torch::Tensor> matrices();
   /// What a model learns besides its parameters: the running statistics of batch normalisation.
   std::vector<torch::Tensor> extra_tensors();
   /// Judges the model in evaluation mode.

@@ -52,8 +52,14 @@ struct AveragerOptions {
   /// Where it chooses a codec that needs agreement, the codec is offered to the group, and used for what this peer
   /// sends when all members offer it; Python peers never do. Elsewhere `codec` is used. For updates such as gradients,
   /// not for parameters. What a round loses is sent with the next one that uses the codec; a part counts as sent when
-  /// its average has come back. Averages come back in `codec`: float16 goes well with it.
+  /// its average has come back. Averages come back in `codec`, for which float16 goes well with it; with one_average
+  /// those of block4 come back in 4 bits, too.
   std::optional<codec::Compression> agreed_codec;
+  /// Asks for averages that are the same for all members, to the bit: whoever reduces a part encodes its average once,
+  /// and all members take what that decodes to, the reducer included. So values are rounded to their codec with every
+  /// round, which suits gradients and differences rather than parameters. It is so in groups whose members all ask for
+  /// it; in others, as with Python peers, each member is answered with what the average differs by from its own part.
+  bool one_average = false;
   Aggregation aggregation;  ///< of the parts that this peer reduces; each member's own choice
   /// Of the parts that other members reduce, the share that this peer makes again from what the senders sent, drawn
   /// after the answers; then the members tell each other which were wrong. A reducer that answers anything else is left

@@ -79,6 +79,7 @@ struct Group {
   PeerId leader;                  ///< the member that assembled the group
   codec::CodecSet agreed_codecs;  ///< of those that need agreement: what all members offered
   bool caps_shares = false;       ///< all members want that no member reduces more than twice an equal share
+  bool one_average = false;       ///< all members want AveragerOptions::one_average
 
   /// Returns the place of `peer` among the members.
   std::optional<std::size_t> index_of(const PeerId& peer) const;

@@ -34,6 +34,7 @@ struct GroupOptions {
   Duration straggler_timeout = 5s;     ///< for a member that was waited for in vain, before any round is known
   PeerMode mode = PeerMode::node;      ///< how this peer takes part
   bool caps_shares = false;            ///< no member is to reduce much more than its share (see Group)
+  bool one_average = false;            ///< all members are to be answered with the same bytes
 };
 
 /// What the owner of a round wishes of a search; it may change while the search goes on.

@@ -67,6 +67,7 @@ struct RoundReport {
   std::vector<Member> group;            ///< in group order, this peer included
   PeerId leader;                        ///< the member that assembled the group
   codec::CodecSet agreed_codecs;        ///< see AveragerOptions::agreed_codec
+  bool one_average = false;             ///< all members had it; see AveragerOptions::one_average
   std::size_t parts_total = 0;          ///< of all all-reduces of the round, as the counts below
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
   std::size_t parts_checked = 0;        ///< reduced by other members, made again here: AveragerOptions::verified_share

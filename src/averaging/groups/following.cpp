@@ -160,6 +160,7 @@ proto::JoinRequest Search::join_request(double expiration, Duration hold) const 
   request.set_codec_extensions(context_.finder.offered.text());
   request.set_reforms(context_.keys.reforms());
   request.set_caps_shares(options_.caps_shares);
+  request.set_one_average(options_.one_average);
   request.set_hold_ms(static_cast<std::uint32_t>(std::chrono::duration_cast<std::chrono::milliseconds>(hold).count()));
   return request;
 }
@@ -189,6 +190,8 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
   if (!members.contains(context_.own())) return bad("a group without us");
   if ((group.agreed_codecs & context_.finder.offered).text() != message.codec_extension())
     return bad("a codec that we did not offer");
+  group.one_average = message.one_average();
+  if (group.one_average && !options_.one_average) return bad("an extension that we did not ask for");
   return group;
 }
 

@@ -24,10 +24,9 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
   auto follower = std::make_shared<Follower>();
   follower->member = std::move(*member);
   follower->gathered = request.gather();
-  follower->offered = codec::CodecSet::from_text(request.codec_extensions());
+  follower->extensions = {codec::CodecSet::from_text(request.codec_extensions()), request.reforms(),
+                          request.caps_shares(), request.one_average()};
   follower->expiration = patience_of(request);
-  follower->reforms = request.reforms();
-  follower->caps_shares = request.caps_shares();
   return follower;
 }
 
@@ -40,6 +39,7 @@ proto::MessageFromLeader final_response(const Follower& follower, const std::opt
     last.set_group_id(assembled.group.id);
     last.set_reforms(assembled.reforms);
     last.set_caps_shares(assembled.group.caps_shares);
+    last.set_one_average(assembled.group.one_average);
     for (const Member& member : assembled.group.members) last.add_ordered_peer_ids(member.peer.binary());
     for (const std::string& blob : assembled.gathered) last.add_gathered(blob);
     last.set_codec_extension(assembled.group.agreed_codecs.text());
@@ -76,24 +76,22 @@ double Leadership::earliest_expiration() const {
 }
 
 std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, const Member& own,
-                                                              const codec::CodecSet& offered, bool reforms,
-                                                              bool caps_shares) {
+                                                              Extensions extensions) {
   auto assembled = std::make_shared<GroupAnnouncement>();
   Group& group = assembled->group;
   Bytes id(kGroupIdSize);
   runtime.random_bytes(id);
   group.id = to_string(id);
   group.leader = own.peer;
-  group.agreed_codecs = offered;
-  assembled->reforms = reforms;
-  group.caps_shares = caps_shares;
   std::vector<std::pair<const Member*, std::string>> members{{&own, encode_gathered(own)}};
   for (const auto& [peer, follower] : followers_) {
     members.emplace_back(&follower->member, follower->gathered);
-    group.agreed_codecs = group.agreed_codecs & follower->offered;
-    assembled->reforms &= follower->reforms;
-    group.caps_shares &= follower->caps_shares;
+    extensions = extensions & follower->extensions;
   }
+  group.agreed_codecs = extensions.codecs;
+  group.caps_shares = extensions.caps_shares;
+  group.one_average = extensions.one_average;
+  assembled->reforms = extensions.reforms;
   std::shuffle(members.begin(), members.end(), runtime.random());
   for (auto& [member, blob] : members) {
     group.members.push_back(*member);

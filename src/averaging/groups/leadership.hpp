@@ -24,14 +24,25 @@ struct GroupAnnouncement {
   bool reforms = false;               ///< all members remember it
 };
 
+/// What a member asks for beyond hivemind's protocol. A group has what all of its members ask for.
+struct Extensions {
+  codec::CodecSet codecs;    ///< that it offers
+  bool reforms = false;      ///< it remembers groups
+  bool caps_shares = false;  ///< see Group
+  bool one_average = false;  ///< see Group
+
+  friend Extensions operator&(const Extensions& a, const Extensions& b) {
+    return {a.codecs & b.codecs, a.reforms && b.reforms, a.caps_shares && b.caps_shares,
+            a.one_average && b.one_average};
+  }
+};
+
 /// A peer that wants to join, while it waits for what becomes of it.
 struct Follower {
   Member member;
   std::string gathered;  ///< the same as it travels
-  codec::CodecSet offered;
-  double expiration = 0;     ///< until when it waits for us
-  bool reforms = false;      ///< it remembers groups
-  bool caps_shares = false;  ///< it wants that no member reduces much more than its share
+  Extensions extensions;
+  double expiration = 0;  ///< until when it waits for us
   enum class Fate { waiting, grouped, disbanded } fate = Fate::waiting;
   std::shared_ptr<const GroupAnnouncement> group;
 };
@@ -62,10 +73,8 @@ class Leadership {
   /// When the first of them gives up; infinity without any.
   double earliest_expiration() const;
 
-  /// Makes a group of all and ourselves.
-  /// \param offered  our codecs  \param reforms  whether we remember groups  \param caps_shares  see Group
-  std::shared_ptr<const GroupAnnouncement> assemble(Runtime& runtime, const Member& own, const codec::CodecSet& offered,
-                                                    bool reforms, bool caps_shares);
+  /// Makes a group of all and ourselves. \param extensions  what we ask for
+  std::shared_ptr<const GroupAnnouncement> assemble(Runtime& runtime, const Member& own, Extensions extensions);
   /// Gives all up.
   void disband();
 

@@ -430,8 +430,8 @@ bool Search::complete() const {
 }
 
 void Search::assemble() {
-  const auto assembled =
-      followers_.assemble(runtime_, own_, context_.finder.offered, context_.keys.reforms(), options_.caps_shares);
+  const auto assembled = followers_.assemble(
+      runtime_, own_, {context_.finder.offered, context_.keys.reforms(), options_.caps_shares, options_.one_average});
   context_.remember(assembled->group, assembled->reforms);
   found_ = assembled->group;
   context_.changed.notify_all();

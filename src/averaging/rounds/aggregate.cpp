@@ -108,8 +108,7 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
 
 /// Adds a part to its sum. Codecs with error feedback lose much on purpose, and their senders make up for it in later
 /// rounds. A difference would leave the loss in the sender's tensor as well, so they are answered with the average
-/// itself, in the group's ordinary codec: what the places of all senders have in common is too little for top_k to pay
-/// on the way back.
+/// itself, also in groups without one average for all.
 Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::size_t index, Slice record) {
   const Part& part = own_parts()[index];
   auto message = parse_part(record);
@@ -129,8 +128,8 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
-  if (codec::info(sent->codec).error_feedback) co_return Reply{index, nullptr, std::move(*sum), answer_codec_of(part)};
-  co_return Reply{index, sent, std::move(*sum), sent->codec};
+  if (is_answered_with_average(sent->codec)) co_return Reply{index, nullptr, std::move(*sum)};
+  co_return Reply{index, sent, std::move(*sum)};
 }
 
 /// What a sender signs is what its part is shown as, so that this peer cannot be made to show another one.
@@ -173,7 +172,8 @@ Task<Result<std::shared_ptr<Contribution>>> AllReduce::keep_own(std::size_t inde
   co_return std::make_shared<SentPart>(std::make_shared<const EncodedPart>(std::move(copy)), length, weight);
 }
 
-/// Answers each part once it is averaged: relative to what the sender sent, in the codec of its part.
+/// Answers each part once it is averaged: with the average, or relative to what the sender sent, in the codec of its
+/// part.
 Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                    Channel<Reply>& replies, Result<>& outcome) {
   struct Answering {
@@ -197,19 +197,18 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 }
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
-  const codec::Codec codec = reply.codec;
+  const codec::Codec codec = reply.part ? reply.part->codec : answer_codec_of(own_parts()[reply.index]).codec;
   const auto transcript_digest = audit_log_ && reply.sum->has_average
                                      ? std::optional(audit_log_->close(reply.index, reply.sum->senders))
                                      : std::nullopt;
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
-  auto work = [reply = std::move(reply), length]() -> Result<Slice> {
-    if (reply.part) return difference_to(reply.sum->average(), *reply.part, length);
-    if (!reply.sum->has_average) return Slice();
-    return reply.codec == codec::Codec::none ? reply.sum->bytes() : codec::encode(reply.codec, reply.sum->average());
-  };
-  auto buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
-  if (!buffer) co_return buffer.error();
+  Result<Slice> buffer = reply.sum->encoded ? reply.sum->encoded->record : Slice();
+  if (reply.part) {
+    auto work = [reply = std::move(reply), length] { return difference_to(reply.sum->average(), *reply.part, length); };
+    buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
+    if (!buffer) co_return buffer.error();
+  }
   Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
   if (transcript_digest) append_transcript_digest(envelope, as_text(*transcript_digest));
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};

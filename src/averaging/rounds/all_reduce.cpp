@@ -39,6 +39,21 @@ Error no_average(int code) {
   return code < proto::NOT_DECLARED ? Error(Errc::bad_partition, what) : Error(Errc::refused, what);
 }
 
+/// Our own values of a part whose average is applied later, as all members apply it: what its encoding decodes to.
+class OnlyAdded final : public Contribution {
+ public:
+  explicit OnlyAdded(std::shared_ptr<OwnContribution> own) : own_(std::move(own)) {}
+  Result<bool> add(std::span<float> sum, Adding how) override {
+    const double divisor = std::exchange(how.divisor, 0);
+    TRY(const bool finite, own_->add(sum, how));
+    return divisor > 0 ? divide_by_weight(sum, divisor) : finite;
+  }
+  Result<ReadValues> open() override { return own_->open(); }
+
+ private:
+  const std::shared_ptr<OwnContribution> own_;
+};
+
 std::vector<std::size_t> lengths_of(const std::vector<Part>& parts) {
   std::vector<std::size_t> lengths;
   for (const Part& part : parts) lengths.push_back(part.length);
@@ -105,7 +120,8 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       setup_(std::move(setup)),
       codecs_(std::move(codecs)),
       parts_by_owner_(std::move(parts_by_owner)),
-      reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation),
+      reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation,
+               answer_codecs()),
       audit_log_(
           options_.verified_share > 0
               ? std::make_shared<AuditLog>(runtime_, setup_.group, lengths_of(own_parts()), options_.verified_share)
@@ -139,9 +155,23 @@ codec::CodecSpec AllReduce::codec_of(const Part& part) const {
   return spec;
 }
 
-codec::Codec AllReduce::answer_codec_of(const Part& part) const {
+/// What the places of all senders have in common is too little for top_k to pay on the way back.
+codec::CodecSpec AllReduce::answer_codec_of(const Part& part) const {
+  const codec::CodecSpec sent = codec_of(part);
+  if (setup_.group->one_average && sent.codec != codec::Codec::top_k) return sent;
   return codec::codec_for(codecs_[part.tensor].ordinary.codec, codec::DType::float32,
                           {static_cast<std::uint32_t>(part.length)});
+}
+
+std::vector<codec::CodecSpec> AllReduce::answer_codecs() const {
+  std::vector<codec::CodecSpec> codecs;
+  if (setup_.group->one_average || !setup_.group->agreed_codecs.empty())
+    for (const Part& part : own_parts()) codecs.push_back(answer_codec_of(part));
+  return codecs;
+}
+
+bool AllReduce::is_answered_with_average(codec::Codec codec) const {
+  return setup_.group->one_average || codec::info(codec).error_feedback;
 }
 
 // ---- Our side of each stream
@@ -226,18 +256,21 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
   const Part& part = own_parts()[index];
   std::shared_ptr<Contribution> contribution = own;
   if (audit_log_) {
-    auto kept = co_await keep_own(index, own);
-    if (!kept) co_return kept.error();
-    contribution = std::move(*kept);
+    CO_TRY(contribution, co_await keep_own(index, own));
+  } else if (setup_.group->one_average) {
+    contribution = std::make_shared<OnlyAdded>(own);
   }
   auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, std::move(contribution));
   if (!sum) co_return sum.error();
   if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged;
   if (own->applied() || !(*sum)->has_average) co_return ok();
-  auto average = std::make_shared<EncodedPart>();
-  average->record = (*sum)->bytes();
-  average->buffer = average->record.view();
-  Answer answer{Answer::Form::average, std::move(average), std::nullopt};
+  Answer answer{Answer::Form::average, (*sum)->encoded, std::nullopt};
+  if (!setup_.group->one_average) {
+    auto average = std::make_shared<EncodedPart>();
+    average->record = (*sum)->bytes();
+    average->buffer = average->record.view();
+    answer.part = std::move(average);
+  }
   if (codec::info(codec_of(part).codec).error_feedback) answer.sent = Answer::Sent{};  // it counted without any loss
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
@@ -389,16 +422,19 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
   co_return ok();
 }
 
-/// What a part was sent in decides what its answer is: a codec with error feedback makes up for its losses in later
-/// rounds, and gets the average itself; an empty one stands for "no average".
+/// What a part was sent in decides what its answer is, where the group has no one average for all: a codec with error
+/// feedback makes up for its losses in later rounds, and gets the average itself; an empty one stands for "no average".
 Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                            Slice record) const {
   const codec::Codec codec = codec_of(part).codec;
-  const bool fed_back = codec::info(codec).error_feedback;
+  const bool average = is_answered_with_average(codec);
   AnsweredPart reply{std::move(sent), codec, part.length, nullptr,
-                     fed_back ? Answer::Form::average : Answer::Form::difference};
-  if (fed_back && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) return reply;
-  TRY(auto encoded, encoded_part(message, std::move(record), part.length));
+                     average ? Answer::Form::average : Answer::Form::difference};
+  if (average && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) return reply;
+  const codec::CodecSet agreed = setup_.group->one_average
+                                     ? setup_.group->agreed_codecs & codec::CodecSet{codec::Codec::block4}
+                                     : codec::CodecSet();
+  TRY(auto encoded, encoded_part(message, std::move(record), part.length, agreed));
   reply.answer = std::make_shared<EncodedPart>(std::move(encoded));
   return reply;
 }
@@ -427,7 +463,7 @@ Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart
 Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {
   if (!reply.answer) co_return ok();
   Answer answer{reply.form, std::move(reply.answer), std::nullopt};
-  if (reply.form == Answer::Form::average) answer.sent = Answer::Sent{reply.sent_codec, std::move(reply.sent)};
+  if (codec::info(reply.sent_codec).error_feedback) answer.sent = Answer::Sent{reply.sent_codec, std::move(reply.sent)};
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
 

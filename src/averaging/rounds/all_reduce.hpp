@@ -1,7 +1,8 @@
 // One all-reduce: the butterfly. Every member sends each part to the part's owner and receives average - own part back.
 //   sender -> PART_FOR_AVERAGING{id, part 0, weight}, {part, weight}..., END_OF_STREAM
 //   owner  -> AVERAGED_PART{delta} per part, in order
-// Parts in a codec with error feedback are answered with averages in place of differences.
+// Parts in a codec with error feedback are answered with averages in place of differences; so are all parts of a group
+// with one average (AveragerOptions::one_average), whose members all take what the same bytes decode to.
 // Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp. Where averages are
 // checked (AveragerOptions::verified_share), answers are held until their reducers are believed (verification.hpp).
 // Source: docs/wire/hivemind.md, sections 6.6 to 6.8; docs/wire/extensions.md, section 12.
@@ -83,7 +84,6 @@ class AllReduce {
     std::size_t index = 0;              ///< of the part
     std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
     PartSumPtr sum;
-    codec::Codec codec;
   };
   /// A part on its way to its reducer.
   struct Outgoing {
@@ -136,7 +136,11 @@ class AllReduce {
   MemberTraffic& traffic(std::size_t member) { return (*setup_.traffic)[member]; }
   /// What a part is sent in, and what averages of it come back in where they are not differences.
   codec::CodecSpec codec_of(const Part& part) const;
-  codec::Codec answer_codec_of(const Part& part) const;
+  codec::CodecSpec answer_codec_of(const Part& part) const;
+  /// The same of our own parts; empty where all answers are differences.
+  std::vector<codec::CodecSpec> answer_codecs() const;
+  /// Whether answers to parts in this codec are averages.
+  bool is_answered_with_average(codec::Codec codec) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;
   void leave_out_the_banned();

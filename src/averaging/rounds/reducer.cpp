@@ -20,12 +20,21 @@ std::size_t most_open_parts(const Aggregation& how, const std::vector<std::size_
 }
 }  // namespace
 
+void PartSum::encode(codec::CodecSpec codec) {
+  EncodedPart part;
+  part.codec = codec.codec;
+  part.record = codec.codec == codec::Codec::none ? memory_ : codec::encode(codec, {values_, length_});
+  part.buffer = part.record.view();
+  if (open_finite(part, length_)) encoded = std::make_shared<const EncodedPart>(std::move(part));
+}
+
 Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own,
-                 Aggregation aggregation)
+                 Aggregation aggregation, std::vector<codec::CodecSpec> codecs)
     : runtime_(runtime),
       lengths_(std::move(lengths)),
       own_(own),
       aggregation_(aggregation),
+      codecs_(std::move(codecs)),
       most_open_(most_open_parts(aggregation_, lengths_, senders)),
       current_since_(runtime.now()),
       changed_(runtime, "its turn to contribute"),
@@ -37,6 +46,7 @@ Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t
 void Reducer::open_parts() {
   while (open_.size() < most_open_ && current_ + open_.size() < lengths_.size()) {
     open_.push_back(std::make_shared<OpenPart>());
+    if (!codecs_.empty()) open_.back()->codec = codecs_[current_ + open_.size() - 1];
     if (!std::holds_alternative<Mean>(aggregation_)) open_.back()->votes = std::make_shared<std::vector<Vote>>();
     open_.back()->sum = std::make_shared<PartSum>(runtime_, lengths_[current_ + open_.size() - 1]);
   }
@@ -147,9 +157,14 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
     auto expected = part->contributed;
     for (const auto& one : batch) expected.insert(one.sender);
     const bool last = self.complete(expected, false);
-    auto job = [sum = part->sum, votes = part->votes, how = self.aggregation_, batch, last,
+    auto job = [sum = part->sum, votes = part->votes, how = self.aggregation_, batch, last, codec = part->codec,
                 before = Outcome{{}, part->sum->weight, part->empty}] {
-      return votes ? collect(how, *sum, *votes, batch, last, before) : add_up(*sum, batch, last, before);
+      auto outcome = votes ? collect(how, *sum, *votes, batch, last, before) : add_up(*sum, batch, last, before);
+      if (outcome.has_average && codec) {
+        sum->encode(*codec);
+        outcome.has_average = sum->encoded != nullptr;
+      }
+      return outcome;
     };
     const std::size_t cost = part->votes ? kRobustCost * expected.size() : std::max<std::size_t>(batch.size(), 1);
     auto outcome =

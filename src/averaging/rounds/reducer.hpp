@@ -35,8 +35,12 @@ class PartSum {
 
   /// The memory of the average, which stays as it is once finished.
   Slice bytes() const { return memory_; }
+  /// Encodes the average, in place of which all members take what that decodes to. An average that the codec cannot
+  /// hold is none.
+  void encode(codec::CodecSpec codec);
 
   Event finished;
+  std::shared_ptr<const EncodedPart> encoded;  ///< the average, where it was to be encoded and there is one
   bool has_average = false;
   double weight = 0;                 ///< of all senders that contributed; senders lost before do not count
   std::vector<std::size_t> senders;  ///< of these, in the order in which they were added
@@ -51,8 +55,9 @@ using PartSumPtr = std::shared_ptr<PartSum>;
 class Reducer {
  public:
   /// \param own  the sender that is added last, when all others have been: its values are at hand at any time
+  /// \param codecs  of the averages, of each part or empty: none is encoded
   Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own,
-          Aggregation aggregation = Mean());
+          Aggregation aggregation = Mean(), std::vector<codec::CodecSpec> codecs = {});
 
   /// Waits until part `index` is open, then until the values were added or opened. Each sender contributes its parts in
   /// order. Errors: whatever the contribution reports, and then the caller bans the sender; round_cancelled when it was
@@ -88,6 +93,7 @@ class Reducer {
   };
   struct OpenPart {
     PartSumPtr sum;
+    std::optional<codec::CodecSpec> codec;     // of the average
     std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
     std::vector<Waiting> waiting;
     std::set<std::size_t> contributed;
@@ -120,6 +126,7 @@ class Reducer {
   std::vector<std::size_t> lengths_;
   const std::size_t own_;
   const Aggregation aggregation_;
+  const std::vector<codec::CodecSpec> codecs_;
   std::size_t most_open_;
   std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
   std::set<std::size_t> active_;

@@ -84,6 +84,7 @@ RoundReport RunningRound::report(TimePoint trigger) && {
   report.group = group.members;
   report.leader = group.leader;
   report.agreed_codecs = group.agreed_codecs;
+  report.one_average = group.one_average;
   for (const MemberTraffic& member : *traffic_) {
     report.exchanged.push_back(member.summary(trigger));
     report.bytes_sent += report.exchanged.back().bytes_sent;

@@ -19,6 +19,7 @@ std::unique_ptr<GradientAverager> make_averager(const ExchangeContext& context) 
   auto how = averager_options(options, "_grad_averager", "GradientAverager");
   how.codec = options.grad_compression;
   how.agreed_codec = options.agreed_grad_compression;
+  how.one_average = true;
   how.aggregation = options.grad_aggregation;
   if (options.grad_averager_factory)
     return options.grad_averager_factory(context.dht, context.replica.gradient_infos(), std::move(how));

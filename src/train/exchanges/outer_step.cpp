@@ -28,6 +28,7 @@ averaging::AveragerOptions how_to_average(const RunOptions& options, const Outer
   auto how = averager_options(options, suffix_of(optimizer), "OuterStepAverager");
   how.codec = options.grad_compression;
   how.agreed_codec = options.agreed_grad_compression;
+  how.one_average = true;
   how.aggregation = options.grad_aggregation;
   return how;
 }

@@ -55,6 +55,7 @@ averaging::AveragerOptions options_of(const json& request) {
     options.codec = codec::Compression::size_adaptive(rule.at(0), static_cast<codec::Codec>(rule.at(1).get<int>()),
                                                       static_cast<codec::Codec>(rule.at(2).get<int>()));
   }
+  options.one_average = true;  // which no group with a Python peer has
   if (request.contains("agreed_codec"))
     options.agreed_codec = static_cast<codec::Codec>(request["agreed_codec"].get<int>());
   if (request.contains("trimmed")) options.aggregation = averaging::TrimmedMean{request["trimmed"].get<double>()};

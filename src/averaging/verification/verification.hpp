@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "averaging/wire.hpp"
+#include "cohive/averaging/group.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"

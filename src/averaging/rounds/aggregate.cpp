@@ -206,7 +206,10 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t send
   Result<Slice> buffer = reply.sum->encoded ? reply.sum->encoded->record : Slice();
   if (reply.part) {
     auto work = [reply = std::move(reply), length] { return difference_to(reply.sum->average(), *reply.part, length); };
-    buffer = length > inline_values() ? co_await runtime_.offload(std::move(work)) : work();
+    if (length > inline_values())
+      buffer = co_await runtime_.offload(std::move(work));
+    else
+      buffer = work();
     if (!buffer) co_return buffer.error();
   }
   Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);

@@ -80,9 +80,14 @@ class Stranger:
         validator = RSASignatureValidator(RSAPrivateKey())
         key, subkey = f"{RUN}_progress", packed(validator.local_public_key)
         value = packed({"peer_id": peer_id, "epoch": epoch, "samples_accumulated": 100, "samples_per_second": 1000.0,
-                        "time": time.time(), "client_mode": False})
-        record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, value, time.time() + 60)
+                        "time": unix_time(), "client_mode": False})
+        record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, value, unix_time() + 60)
         await self.store([(key, subkey, validator.sign_value(record), record.expiration_time)])
+
+
+def unix_time():
+    """What records expire by."""
+    return time.time()
 
 
 def packed(value):
@@ -120,7 +125,7 @@ async def signatures(stranger):
     while True:
         begin = time.monotonic()
         records = [("costly" + secrets.token_hex(4), packed(owner()),
-                    b"\x01[signature:" + base64.b64encode(secrets.token_bytes(1024)) + b"]", time.time() + 60) for _ in range(64)]
+                    b"\x01[signature:" + base64.b64encode(secrets.token_bytes(1024)) + b"]", unix_time() + 60) for _ in range(64)]
         await stranger.store(records, stranger.nodes[1:2])
         size = sum(len(subkey) + len(value) for _, subkey, value, _ in records)
         await asyncio.sleep(max(0.0, size / 2.5e6 - (time.monotonic() - begin)))
@@ -131,7 +136,7 @@ async def crowd(stranger):
     yes = packed(True)
     while True:
         for of, _ in itertools.product(("grad", "state"), range(20)):
-            await stranger.store([(f"{RUN}_{of}_averager.0b", packed(b"\x12\x20" + secrets.token_bytes(32)), yes, time.time() + 60)
+            await stranger.store([(f"{RUN}_{of}_averager.0b", packed(b"\x12\x20" + secrets.token_bytes(32)), yes, unix_time() + 60)
                                   for _ in range(250)])
         await asyncio.sleep(5)
 
@@ -143,7 +148,7 @@ async def dictionary(stranger):
     while True:
         value = DictionaryDHTValue()
         for number in range(10_000):
-            value.store(number, b"\x01", time.time() + 60)
+            value.store(number, b"\x01", unix_time() + 60)
         await stranger.store([("dictionary", b"", packed(value), value.latest_expiration_time)])
 
 

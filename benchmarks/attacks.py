@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What strangers cost a run: trainers alone, then beside a peer that means harm, which speaks hivemind's protocols by Python
-hivemind's own daemon.
+"""What strangers cost a run: trainers alone, then beside a peer that means harm, which speaks hivemind's protocols by
+Python hivemind's own daemon.
 
-    .deps/interop/bin/python benchmarks/attacks.py [--trainers 2] [--seconds 20] [--pause 0.05] [--batches 8] [--only ATTACK...]
-        [--bin build/release/bin] [--json]
+    .deps/interop/bin/python benchmarks/attacks.py [--trainers 2] [--seconds 20] [--pause 0.05] [--batches 8]
+        [--only ATTACK...] [--bin build/release/bin] [--json]
 
-A batch takes no processor time but a pause, so that all programs find a core. Printed for each attack: epochs per second without
-and with it, their ratio, and how long a trainer that starts amid the attack takes to its first epoch with the others. With
---only some of: claims, ghosts, signatures, crowd, dictionary, finds.
+A batch takes no processor time but a pause, so that all programs find a core. Printed for each attack: epochs per
+second without and with it, their ratio, and how long a trainer that starts amid the attack takes to its first epoch
+with the others. With --only some of: claims, ghosts, signatures, crowd, dictionary, finds.
 """
 
 import argparse
@@ -67,8 +67,13 @@ class Stranger:
 
         keys, subkeys, values, expirations = zip(*records)
         keys = [DHTID.generate(source=key).to_bytes() for key in keys]
-        await self.call("rpc_store", dht_pb2.StoreRequest(keys=keys, subkeys=subkeys, values=values, expiration_time=expirations,
-                                                          in_cache=[False] * len(keys)), nodes)
+        await self.call(
+            "rpc_store",
+            dht_pb2.StoreRequest(
+                keys=keys, subkeys=subkeys, values=values, expiration_time=expirations, in_cache=[False] * len(keys)
+            ),
+            nodes,
+        )
 
     async def report(self, peer_id, epoch):
         """Stores a record of progress under a key that is new, signed."""
@@ -79,8 +84,16 @@ class Stranger:
 
         validator = RSASignatureValidator(RSAPrivateKey())
         key, subkey = f"{RUN}_progress", packed(validator.local_public_key)
-        value = packed({"peer_id": peer_id, "epoch": epoch, "samples_accumulated": 100, "samples_per_second": 1000.0,
-                        "time": unix_time(), "client_mode": False})
+        value = packed(
+            {
+                "peer_id": peer_id,
+                "epoch": epoch,
+                "samples_accumulated": 100,
+                "samples_per_second": 1000.0,
+                "time": unix_time(),
+                "client_mode": False,
+            }
+        )
         record = DHTRecord(DHTID.generate(source=key).to_bytes(), subkey, value, unix_time() + 60)
         await self.store([(key, subkey, validator.sign_value(record), record.expiration_time)])
 
@@ -124,8 +137,15 @@ async def signatures(stranger):
 
     while True:
         begin = time.monotonic()
-        records = [("costly" + secrets.token_hex(4), packed(owner()),
-                    b"\x01[signature:" + base64.b64encode(secrets.token_bytes(1024)) + b"]", unix_time() + 60) for _ in range(64)]
+        records = [
+            (
+                "costly" + secrets.token_hex(4),
+                packed(owner()),
+                b"\x01[signature:" + base64.b64encode(secrets.token_bytes(1024)) + b"]",
+                unix_time() + 60,
+            )
+            for _ in range(64)
+        ]
         await stranger.store(records, stranger.nodes[1:2])
         size = sum(len(subkey) + len(value) for _, subkey, value, _ in records)
         await asyncio.sleep(max(0.0, size / 2.5e6 - (time.monotonic() - begin)))
@@ -136,8 +156,12 @@ async def crowd(stranger):
     yes = packed(True)
     while True:
         for of, _ in itertools.product(("grad", "state"), range(20)):
-            await stranger.store([(f"{RUN}_{of}_averager.0b", packed(b"\x12\x20" + secrets.token_bytes(32)), yes, unix_time() + 60)
-                                  for _ in range(250)])
+            await stranger.store(
+                [
+                    (f"{RUN}_{of}_averager.0b", packed(b"\x12\x20" + secrets.token_bytes(32)), yes, unix_time() + 60)
+                    for _ in range(250)
+                ]
+            )
         await asyncio.sleep(5)
 
 
@@ -183,16 +207,39 @@ async def attack(name, addresses):
 class Swarm:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
-        self.bootstrap = Program(folder / "bootstrap", options.bin / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json")
+        self.bootstrap = Program(
+            folder / "bootstrap", options.bin / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json"
+        )
         self.addresses = [self.address_of(self.bootstrap)]
         self.trainers = [self.start(number) for number in range(options.trainers)]
         self.addresses += [self.address_of(trainer) for trainer in self.trainers]
 
     def start(self, number):
-        return Program(self.folder / f"trainer{number}", self.options.bin / "cohive-bench-trainer", "--until-killed", "--initial-peers",
-                       self.addresses[0], "--listen", "/ip4/127.0.0.1/tcp/0", "--tensors", 1, "--rows", 256, "--columns", 256,
-                       "--matchmaking-time", 2, "--averaging-timeout", 15, "--work", self.options.pause, "--batches", self.options.batches,
-                       "--peers", self.options.trainers)
+        return Program(
+            self.folder / f"trainer{number}",
+            self.options.bin / "cohive-bench-trainer",
+            "--until-killed",
+            "--initial-peers",
+            self.addresses[0],
+            "--listen",
+            "/ip4/127.0.0.1/tcp/0",
+            "--tensors",
+            1,
+            "--rows",
+            256,
+            "--columns",
+            256,
+            "--matchmaking-time",
+            2,
+            "--averaging-timeout",
+            15,
+            "--work",
+            self.options.pause,
+            "--batches",
+            self.options.batches,
+            "--peers",
+            self.options.trainers,
+        )
 
     def address_of(self, program):
         until = time.monotonic() + PATIENCE
@@ -232,8 +279,12 @@ def measure(options, name):
             swarm.wait("the trainers did not begin together", lambda: min(one.epoch() for one in swarm.trainers) >= 3)
             calm = swarm.pace()
             log = pathlib.Path(folder, "hostile")
-            hostile = Program(log, "nice", sys.executable, __file__, "--attack", name, "--peers", json.dumps(swarm.addresses))
-            swarm.wait("the attack did not begin", lambda: "answered" in log.read_text() or hostile.process.poll() is not None)
+            hostile = Program(
+                log, "nice", sys.executable, __file__, "--attack", name, "--peers", json.dumps(swarm.addresses)
+            )
+            swarm.wait(
+                "the attack did not begin", lambda: "answered" in log.read_text() or hostile.process.poll() is not None
+            )
             time.sleep(2)
             if hostile.process.poll() is not None:
                 raise SystemExit(f"the attack has ended by itself: {log.read_text()[-2000:]}")
@@ -242,8 +293,14 @@ def measure(options, name):
             swarm.trainers.append(newcomer)
             swarm.wait(f"a newcomer did not get in beside {name}", lambda: newcomer.epoch() > 0)
             answered, failed = re.findall(r"answered (\d+) failed (\d+)", log.read_text())[-1]
-            return {"attack": name, "calm": calm, "attacked": attacked, "newcomer": newcomer.first_epoch,
-                    "answered": int(answered), "failed": int(failed)}
+            return {
+                "attack": name,
+                "calm": calm,
+                "attacked": attacked,
+                "newcomer": newcomer.first_epoch,
+                "answered": int(answered),
+                "failed": int(failed),
+            }
         finally:
             if hostile:
                 hostile.kill()
@@ -268,11 +325,16 @@ def main():
     if options.json:
         return print(json.dumps(rows))
     print(f"{options.trainers} trainers, {os.cpu_count()} cores\n")
-    print("| attack | epochs per second without | with it | ratio | a newcomer is in after | calls answered | refused or late |\n|---|---|---|---|---|---|---|")
+    print(
+        "| attack | epochs per second without | with it | ratio | a newcomer is in after | answered | refused or late |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         ratio = row["attacked"] / row["calm"]
-        print(f"| {row['attack']} | {row['calm']:.2f} | {row['attacked']:.2f} | {ratio:.0%} | {row['newcomer']:.1f} s | {row['answered']} | "
-              f"{row['failed']} |")
+        print(
+            f"| {row['attack']} | {row['calm']:.2f} | {row['attacked']:.2f} | {ratio:.0%} | "
+            f"{row['newcomer']:.1f} s | {row['answered']} | {row['failed']} |"
+        )
 
 
 if __name__ == "__main__":

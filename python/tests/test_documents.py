@@ -45,16 +45,23 @@ def test_averaging(swarm):
         names["averager"].shutdown()
 
 
+def run_and_learn(block, torch, **names):
+    """Runs a block that trains `model`, and returns its names."""
+    model = torch.nn.Linear(4, 1)
+    before = model.weight.detach().clone()
+    names.update(torch=torch, model=model)
+    exec(block, names)
+    assert not torch.equal(model.weight, before)
+    return names
+
+
 def test_training(swarm):
     torch = pytest.importorskip("torch")
     import cohive
 
     (block,) = blocks("while optimizer.local_epoch < 2:\n    optimizer.zero_grad")
-    model = torch.nn.Linear(4, 1)
-    before = model.weight.detach().clone()
-    names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
-    exec(block, names)
-    assert not torch.equal(model.weight, before) and names["optimizer"].local_epoch == 2
+    names = run_and_learn(block, cohive=cohive, torch=torch, dht=swarm(1)[0])
+    assert names["optimizer"].local_epoch == 2
 
 
 def test_local_steps(swarm):
@@ -62,11 +69,8 @@ def test_local_steps(swarm):
     import cohive.local_sgd
 
     (block,) = blocks("cohive.local_sgd.DiLoCo")
-    model = torch.nn.Linear(4, 1)
-    before = model.weight.detach().clone()
-    names = dict(cohive=cohive, torch=torch, model=model, dht=swarm(1)[0])
-    exec(block, names)
-    assert not torch.equal(model.weight, before) and names["manager"].current_step() == 2
+    names = run_and_learn(block, cohive=cohive, torch=torch, dht=swarm(1)[0])
+    assert names["manager"].current_step() == 2
 
 
 def test_the_loop_that_the_readme_opens_with(swarm):

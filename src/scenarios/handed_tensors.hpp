@@ -40,7 +40,7 @@ class HandedTensors {
     parts_ = std::make_shared<HostParts>(runtime, infos_of(values), std::move(memory), std::move(options));
   }
   const std::shared_ptr<HostParts>& parts() const { return parts_; }
-  /// Whether take_results() makes of an average the average itself, without the rounding of a sum.
+  /// Tells whether take_results() makes of an average the average itself, without the rounding of a sum.
   bool is_exact() const { return way_ != Way::differences; }
 
   /// After the end: makes `values` what the round has left, and says what is wrong.

@@ -18,7 +18,6 @@ namespace cohive {
 namespace {
 
 constexpr std::size_t kMostRanks = 1024;
-constexpr const char* kLoopback = "127.0.0.1";
 
 std::size_t number(const char* name, std::size_t otherwise) {
   const char* text = std::getenv(name);
@@ -61,7 +60,7 @@ void together(Work work) {
 c10::intrusive_ptr<c10d::Backend> make_gloo(const LocalGroupOptions& options) {
   const auto store = libtorch::meet(options);
   const auto how = c10d::ProcessGroupGloo::Options::create(milliseconds(options.rank_timeout));
-  how->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(kLoopback));
+  how->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(libtorch::kLoopback));
   return c10::make_intrusive<c10d::ProcessGroupGloo>(store, static_cast<int>(options.rank),
                                                      static_cast<int>(options.size), how);
 }

@@ -28,7 +28,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using Group = c10::intrusive_ptr<c10d::Store>;
 
-constexpr const char* kLoopback = "127.0.0.1";
 constexpr auto kBetweenAttempts = milliseconds(20);
 constexpr auto kAttempt = milliseconds(2000);  // at a store that may be that of a rank 0 which was killed
 constexpr auto kLeast = milliseconds(1);       // 0 means no timeout to c10d

@@ -10,6 +10,8 @@
 
 namespace cohive::libtorch {
 
+inline constexpr const char* kLoopback = "127.0.0.1";  ///< where ranks listen
+
 /// Returns the store of this group once all ranks have come. Throws std::runtime_error where one does not come in time,
 /// or comes twice, and std::invalid_argument where the file cannot be meant.
 c10::intrusive_ptr<c10d::Store> meet(const LocalGroupOptions& options);

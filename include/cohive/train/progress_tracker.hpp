@@ -84,7 +84,7 @@ class ProgressTracker {
   /// Stops reporting and withdraws the record of this peer, so that no member waits for it, and still follows what the
   /// others tell; should the DHT not answer until the deadline, the record stays until it expires. Idempotent.
   Task<void> withdraw(Deadline deadline);
-  /// The same, and follows the run no longer. Idempotent.
+  /// Withdraws the record as withdraw() does, and follows the run no longer. Idempotent.
   Task<void> close(Deadline deadline);
 
   /// Tells what this peer has accumulated in its current epoch.

@@ -102,8 +102,8 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
     co_return failed(message.error() == cohive::Errc::malformed ? JoinOutcome::refused : JoinOutcome::unreachable,
                      message.error().message());
   if (message->code() != proto::ACCEPTED) {
-    // It follows a peer itself: no need to wait until we find that one.
     if (message->code() == proto::BAD_GROUP_KEY && context_.known.leader() == peer) context_.goes_to_last(peer);
+    // It follows a peer itself: no need to wait until we find that one.
     if (message->code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
     co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message->code()));
   }

@@ -19,18 +19,20 @@ class GroupKeys {
         target_(options.target_group_size),
         bits_(options.initial_group_bits) {}
 
-  /// The next search begins. Returns whether it is for other peers than the one before.
+  /// Notes that the next search begins. Returns whether it is for other peers than the one before.
   bool begin(const SearchPlan& plan, Runtime& runtime);
-  /// It has found a group: of bits that were given, as hivemind's peers have them, the next ones follow from it.
+  /// Notes that it has found a group: of bits that were given, as hivemind's peers have them, the next ones follow
+  /// from it.
   /// Returns as begin() does.
   bool found(const Group& group, const PeerId& own);
 
   std::string text() const { return key(last_); }
   const std::string& bits() const { return bits_; }
-  /// Whether its peers meet again: those that draw new bits after every round are meant to meet others.
+  /// Tells whether the peers under this key meet again: those that draw new bits after every round are meant to meet
+  /// others.
   bool reforms() const { return bits_.empty(); }
   bool is_last() const { return last_; }
-  /// The key of peers that were with us, and average no more afterwards.
+  /// Tells whether a key is that of peers that were with us, and average no more afterwards.
   bool is_of_last(const std::string& other) const { return other == key(true); }
 
  private:

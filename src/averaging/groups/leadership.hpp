@@ -24,7 +24,7 @@ struct GroupAnnouncement {
   bool reforms = false;               ///< all members remember it
 };
 
-/// What a member asks for beyond hivemind's protocol. A group has what all of its members ask for.
+/// A member asks for these beyond hivemind's protocol. A group has what all of its members ask for.
 struct Extensions {
   codec::CodecSet codecs;    ///< that it offers
   bool reforms = false;      ///< it remembers groups

@@ -128,8 +128,7 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
-  if (is_answered_with_average(sent->codec)) co_return Reply{index, nullptr, std::move(*sum)};
-  co_return Reply{index, sent, std::move(*sum)};
+  co_return Reply{index, is_answered_with_average(sent->codec) ? nullptr : sent, std::move(*sum)};
 }
 
 /// What a sender signs is what its part is shown as, so that this peer cannot be made to show another one.

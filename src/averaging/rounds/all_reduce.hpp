@@ -137,9 +137,9 @@ class AllReduce {
   /// What a part is sent in, and what averages of it come back in where they are not differences.
   codec::CodecSpec codec_of(const Part& part) const;
   codec::CodecSpec answer_codec_of(const Part& part) const;
-  /// The same of our own parts; empty where all answers are differences.
+  /// Lists what averages of our own parts come back in; empty where all answers are differences.
   std::vector<codec::CodecSpec> answer_codecs() const;
-  /// Whether answers to parts in this codec are averages.
+  /// Tells whether parts in this codec are answered with averages.
   bool is_answered_with_average(codec::Codec codec) const;
   std::size_t replies_in_flight(std::size_t sender) const;
   std::uint64_t bytes_to(std::size_t member) const;

@@ -5,7 +5,10 @@
 #include <openssl/param_build.h>
 #include <openssl/x509.h>
 
+#include <algorithm>
+#include <array>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <vector>
 
@@ -28,17 +31,21 @@ Bytes der_of(EVP_PKEY* key) {
   return der;
 }
 
+/// The first prime above random bits whose seed is the index. Both highest bits are set, so that two of them have a product
+/// of full length; none is 1 modulo the exponent.
+BIGNUM* make_prime(std::size_t index) {
+  std::mt19937_64 random(index);
+  std::array<unsigned char, kPrimeBits / 8> bytes{};
+  std::ranges::generate(bytes, [&random] { return static_cast<unsigned char>(random()); });
+  BIGNUM* number = demand(BN_bin2bn(bytes.data(), bytes.size(), nullptr));
+  for (const int bit : {kPrimeBits - 1, kPrimeBits - 2, 0}) BN_set_bit(number, bit);
+  while (BN_mod_word(number, kExponent) == 1 || BN_check_prime(number, nullptr, nullptr) != 1) BN_add_word(number, 2);
+  return number;
+}
+
 const BIGNUM* prime(std::size_t index) {
-  using Number = std::unique_ptr<BIGNUM, decltype(&BN_free)>;
-  static std::vector<Number> primes;
-  while (primes.size() <= index) {
-    Number made(demand(BN_new()), &BN_free);
-    // Both highest bits are set, so that two of them have a product of full length; none is 1 modulo the exponent.
-    if (!BN_generate_prime_ex(made.get(), kPrimeBits, 0, nullptr, nullptr, nullptr) ||
-        BN_mod_word(made.get(), kExponent) == 1 || !BN_is_bit_set(made.get(), kPrimeBits - 2))
-      continue;
-    primes.push_back(std::move(made));
-  }
+  static std::vector<std::unique_ptr<BIGNUM, decltype(&BN_free)>> primes;
+  while (primes.size() <= index) primes.emplace_back(make_prime(primes.size()), &BN_free);
   return primes[index].get();
 }
 

@@ -10,7 +10,7 @@
 namespace cohive::sim {
 
 /// Returns another 2,048-bit key for each number, as a PKCS#1 private key in DER. The same one for the same number, in
-/// all simulations of this process. One thread at a time.
+/// every process, so that a simulated run with the same seed is the same run. One thread at a time.
 Bytes cheap_key(std::size_t number);
 
 }  // namespace cohive::sim

@@ -108,7 +108,7 @@ class Bench:
     def one_process(self, flags=SYNCHRONOUS):
         """The mean held-out loss over several seeds, and how far they lie apart."""
         losses = []
-        for seed in range(1, self.options.seeds + 1):
+        for seed in seeds_of(self.options):
             (summary,) = self.train(1, 100 * seed, flags)
             losses.append(summary["eval_loss"])
             say(f"one process, seed {seed}: {summary['eval_loss']:.4f}, accuracy {summary['eval_accuracy']:.3f}")
@@ -120,6 +120,10 @@ class Bench:
         files = [self.folder / f"peer{n}.params" for n in range(self.options.peers)]
         compared = subprocess.run([self.options.bin / "cohive-train", "--compare", *files], capture_output=True, text=True)
         return summaries, json.loads(compared.stdout)["largest_difference"]
+
+
+def seeds_of(options):
+    return range(options.first_seed, options.first_seed + options.seeds)
 
 
 def mean(values):
@@ -167,6 +171,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="of the one process, whose losses are averaged")
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--target-batch-size", type=int, default=512)
     parser.add_argument("--learning-rate", type=float, default=0.003)
@@ -200,7 +205,7 @@ def main():
         for name in options.only or CASES:
             begun = time.monotonic()
             try:
-                line, good = row(name, *bench.swarm(CASES[name]), one, options.tolerance * BEHIND.get(name, 1))
+                line, good = row(name, *bench.swarm(CASES[name], options.first_seed), one, options.tolerance * BEHIND.get(name, 1))
             except Failed as failure:
                 line, good = f"| {name} | {failure} | | | | | | **no** |", False
             failed += not good

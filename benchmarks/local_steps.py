@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say
+from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say, seeds_of
 
 LOCAL = ["--local-steps"]
 CASES = {  # local steps of a round, and flags
@@ -53,6 +53,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=32, help="samples of a step, of all peers together")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="of each case, whose losses are averaged")
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--matchmaking-time", type=float, default=2)
     parser.add_argument("--device", default="cpu")
@@ -74,7 +75,7 @@ def main():
             steps_per_round, flags = CASES[name]
             bench = Bench(options_of(given, steps_per_round, given.peers), Path(folder))
             try:
-                summaries = [s for seed in range(1, given.seeds + 1) for s in bench.swarm([*flags, *more], 100 * seed)[0]]
+                summaries = [s for seed in seeds_of(given) for s in bench.swarm([*flags, *more], 100 * seed)[0]]
                 line = row(name, summaries, one, given.steps)
             except Failed as failure:
                 line, failed = f"| {name} | {failure} | | | |", failed + 1

@@ -1,10 +1,9 @@
-// Trainers that are all clients find no group, as nobody among them can be dialled. Each goes on by itself, which looks
-// like a run that works: so it is said, once.
+#include "all_clients.hpp"
+
 #include <algorithm>
 
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
-#include "run_impl.hpp"
 
 namespace cohive::train {
 namespace {
@@ -19,16 +18,16 @@ bool all_in_vain(const std::deque<History::Round>& rounds) {
 
 }  // namespace
 
-Task<void> Run::Impl::watch_clients(Impl& self) {
+Task<void> watch_for_all_clients(RunContext& run) {
   for (;;) {
-    co_await self.tracker.news();
-    const GlobalProgress global = self.tracker.snapshot();
-    if (global.peers < 2 || global.clients < global.peers || !all_in_vain(self.history.kept_rounds())) continue;
-    Failures::of(self.runtime)
+    co_await run.tracker.news();
+    const GlobalProgress global = run.tracker.snapshot();
+    if (global.peers < 2 || global.clients < global.peers || !all_in_vain(run.history.kept_rounds())) continue;
+    Failures::of(run.runtime)
         .warn("train", "round", "no_group",
               log::format("all {} trainers of run {} are clients, and no group forms among clients: run one without "
                           "client mode where it can be dialled, or an auxiliary peer",
-                          global.peers, log::quoted(self.options.run_id)));
+                          global.peers, log::quoted(run.options.run_id)));
     co_return;
   }
 }

@@ -1,170 +1,208 @@
 #include "cohive/train/run.hpp"
 
-#include "checkpoint_content.hpp"
+#include <algorithm>
+
+#include "all_clients.hpp"
+#include "checkpoints.hpp"
 #include "cohive/core/combine.hpp"
-#include "cohive/core/log.hpp"
-#include "exchanges/exchanges.hpp"
-#include "run_impl.hpp"
+#include "cohive/core/trace.hpp"
+#include "run_report.hpp"
 
 namespace cohive::train {
 namespace {
 
-averaging::StateSharingOptions state_sharing_options(const RunOptions& options) {
-  averaging::StateSharingOptions result;
-  result.prefix = options.run_id + "_state_averager";
-  result.class_name = "TrainingStateAverager";
-  result.codec = options.load_state_compression;
-  result.share = !options.client_mode && !options.auxiliary;
-  return result;
-}
-
-TrackerOptions tracker_options(const RunOptions& options) {
-  TrackerOptions result = options.tracker_options;
-  result.run_id = options.run_id;
-  result.target_batch_size = static_cast<double>(options.target_batch_size);
-  result.client_mode = options.client_mode;
-  result.performance_ema_alpha = options.performance_ema_alpha;
-  return result;
-}
-
-std::vector<std::unique_ptr<Scheduled>> schedule(Dht& dht, Replica& replica, const RunOptions& options) {
-  std::vector<std::unique_ptr<Scheduled>> scheduled;
-  for (auto& exchange : make_exchanges({dht, replica, options}))
-    scheduled.push_back(std::make_unique<Scheduled>(std::move(exchange)));
-  return scheduled;
-}
-
-const RunOptions& checked(const RunOptions& options) {
-  check(options);
-  return options;
-}
+constexpr double kLongestLead = 3600;  // seconds; ends that cannot be foreseen are far away
 
 }  // namespace
 
-Run::Impl::Impl(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& r, RunOptions opts)
-    : dht(d),
-      runtime(d.runtime()),
-      replica(r),
-      options(checked(opts)),
-      metrics(runtime.metrics()),
-      wait_clock(runtime),
-      history(runtime),
-      tracker(d, key, tracker_options(options)),
-      exchanges(schedule(d, r, options)),
-      kept(exchanges),
-      model(runtime, r),
-      saving(runtime, "a checkpoint"),
-      checkpoint_time(runtime.now()),
-      retry(kFirstRetry),
-      reports(d.host(), options.run_id, averaging::schema_hash(r.state_infos()), history),
-      sharing(d, state_sharing_options(options)),
-      tasks(runtime, "training run") {
-  model.complete_with([this](averaging::SharedState& state) { return kept.append(runtime, state); });
-  if (options.share_loss) metrics_record.emplace(d, std::move(key), options.run_id, tasks);
-  check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
-  if (options.delay_optimizer_step && !replica.can_step_beside())
-    throw std::invalid_argument(
-        "cohive: delay_optimizer_step makes the next parameters beside the live ones, which this optimizer changes: "
-        "leave it and delay_grad_averaging out");
-}
+/// The trainer's face of a run.
+struct Run::Impl : std::enable_shared_from_this<Run::Impl> {
+  Impl(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, const RunOptions& options);
+
+  void start();
+  static Task<void> watch_progress(Impl& self);
+  Next count(std::int64_t batch);
+  bool ready(const GlobalProgress& global) const;
+  std::optional<StepReport> publish();
+  Task<StepReport> synchronise();
+  Task<void> synchronise(StepReport& report);
+  void checkpoint_if_due();
+  Task<std::size_t> average_parameters(std::size_t expected, Duration timeout, Duration patience);
+  Task<std::size_t> finish();
+  Task<void> close();
+
+  const std::shared_ptr<RunContext> context;
+  RunContext& run = *context;
+  RunReports reports;
+  RunStatus status;
+  RunRounds rounds{run};
+  Epochs epochs{run, rounds, status};
+  CatchingUp catching_up{run, rounds, epochs};
+  Checkpoints checkpoints{run, rounds, epochs, catching_up};
+};
+
+Run::Impl::Impl(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, const RunOptions& options)
+    : context(std::make_shared<RunContext>(dht, key, replica, options)),
+      reports(dht.host(), options.run_id, averaging::schema_hash(replica.state_infos()), run.history),
+      status(run, std::move(key)) {}
 
 void Run::Impl::start() {
-  joined = options.auxiliary;
-  tasks.spawn(SharedModel::give_up_idle_copies(model), "idle copies of the state");
-  tasks.spawn(prove_claims(*this), "claims of others");
-  tasks.spawn(compare_with_founders(*this), "parameters of other founders");
-  tasks.spawn(watch_progress(*this), "when to look for a group");
-  tasks.spawn(watch_clients(*this), "trainers that are all clients");
-  if (auto* const step = of_step()) tasks.spawn(watch_members(*this, *step), "members that wait for gradients");
-  metrics.target_samples.set(static_cast<double>(options.target_batch_size));
-  status = Status::of(runtime).add_to_list("runs", [this] { return status_json(); });
-  tracker.start();
-  for (const auto& scheduled : exchanges) scheduled->exchange().start();
-  sharing.start();
+  run.tasks.spawn(SharedModel::give_up_idle_copies(run.model), "idle copies of the state");
+  catching_up.start();
+  run.tasks.spawn(watch_progress(*this), "when to look for a group");
+  run.tasks.spawn(watch_for_all_clients(run), "trainers that are all clients");
+  rounds.start();
+  status.start();
+  run.tracker.start();
+  for (const auto& scheduled : run.exchanges) scheduled->exchange().start();
+  run.sharing.start();
 }
 
-/// The trainer's thread must not exchange the parameters meanwhile.
-Task<std::optional<averaging::SharedState>> Run::Impl::copy_state(Duration timeout, SharedModel::Beside beside) {
-  const auto held = co_await gate.hold(runtime);
-  co_return co_await model.copy(runtime.after(timeout), std::move(beside));
+/// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
+Task<void> Run::Impl::watch_progress(Impl& self) {
+  RunContext& run = self.run;
+  for (;;) {
+    const GlobalProgress global = run.tracker.snapshot();
+    const double lead = global.eta - run.runtime.wall_time() - to_seconds(self.rounds.search_time(global));
+    const Deadline begin = lead > 0 ? run.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
+    co_await run.tracker.news(begin);
+    if (!self.catching_up.joined()) self.catching_up.begin_or_join();
+    self.rounds.expect_members();
+    if (run.ended || run.tracker.snapshot().epoch > run.counts.epoch()) continue;
+    if (self.epochs.trains()) self.epochs.consider_rounds();
+  }
 }
 
-// ---- The trainer's face
+// ---- Between batches
 
 Run::Next Run::Impl::count(std::int64_t batch) {
-  const GlobalProgress global = tracker.snapshot();
-  if (metrics_record) metrics_record->add_samples(static_cast<double>(batch));
-  bool post = false;
-  {
-    const std::lock_guard lock(mutex);
-    counted.samples += static_cast<double>(batch);
-    ++counted.batches;
-    if (demanded || ready(global)) return Next::synchronise;
-    post = !std::exchange(progress_posted, true);
-  }
-  if (post)
-    runtime.post([weak = weak_from_this()] {
-      if (const auto self = weak.lock()) self->note_progress();
+  const GlobalProgress global = run.tracker.snapshot();
+  status.add_samples(static_cast<double>(batch));
+  run.counts.add_batch(static_cast<double>(batch));
+  if (run.counts.demanded() || ready(global)) return Next::synchronise;
+  if (run.counts.tells_loop())
+    run.runtime.post([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->epochs.note_progress();
     });
   return Next::go_on;
 }
 
-/// Under the mutex, or on the loop's thread while the trainer waits.
+/// Tells whether the epoch is to end, or has ended without this peer. Any thread.
 bool Run::Impl::ready(const GlobalProgress& global) const {
-  if (global.epoch > local_epoch) return true;
-  const double all = global.samples - global.own_samples + counted.samples;
+  if (global.epoch > run.counts.epoch()) return true;
+  const double all = global.samples - global.own_samples + run.counts.counted().samples;
   // Nobody waits for a trainer whose samples are the only ones of this epoch, and those are counted.
-  const bool is_due = global.others_train && runtime.wall_time() >= global.eta;
-  return all >= static_cast<double>(options.target_batch_size) || is_due;
+  const bool is_due = global.others_train && run.runtime.wall_time() >= global.eta;
+  return all >= static_cast<double>(run.options.target_batch_size) || is_due;
 }
 
 std::optional<StepReport> Run::Impl::publish() {
-  const auto publication = gate.publish();
+  const auto publication = run.gate.publish();
   if (!publication) return std::nullopt;
-  replica.publish();
+  run.replica.publish();
   return publication->report();
+}
+
+Task<StepReport> Run::Impl::synchronise() {
+  const TimePoint begin = run.runtime.now();
+  const TraceSpan span(run.runtime, "train", "trainer waits");
+  const WaitClock::Waiting waiting(run.wait_clock, Wait::progress);
+  StepReport report;
+  co_await synchronise(report);
+  report.epoch = run.counts.epoch();
+  const double seconds = to_seconds(run.runtime.now() - begin);
+  run.counts.note([seconds](TrainingStats& stats) { stats.seconds_synchronised += seconds; });
+  co_return report;
+}
+
+Task<void> Run::Impl::synchronise(StepReport& report) {
+  // Other trainers may be there, though nothing is known of them yet: an epoch that ended without them would send them
+  // all to a download.
+  if (!run.tracker.looked()) co_await run.tracker.refresh();
+  epochs.note_progress();
+  const bool missed = !co_await epochs.settle(report);
+  const GlobalProgress global = run.tracker.snapshot();
+  run.counts.demand_met();
+  if (!catching_up.joined()) report.loaded_state = co_await catching_up.join();
+  if (!catching_up.joined()) co_return;
+  bool behind = missed || catching_up.is_behind(global);
+  if (!behind && !report.loaded_state && ready(global)) behind = !co_await epochs.end(report);
+  if (behind) report.loaded_state = co_await catching_up.catch_up();
+  if (!report.loaded_state || run.ended) co_return;
+  epochs.note_caught_up();
+  epochs.consider_rounds();  // the next batch may be too late for a group that this peer is waited for in
+}
+
+void Run::Impl::checkpoint_if_due() {
+  if (!checkpoints.begin_due()) return;
+  run.runtime.post([weak = weak_from_this(), strings = checkpoints.own_strings()] {
+    if (const auto self = weak.lock())
+      self->run.tasks.spawn(Checkpoints::write_in_background(self->checkpoints, strings), "a checkpoint");
+  });
+}
+
+/// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
+/// \param timeout   for the round
+/// \param patience  for its group
+Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {
+  StepReport ignored;
+  (void)co_await epochs.settle(ignored);
+  const RunRounds::Suspended suspended(rounds);
+  co_await rounds.abandon();
+  const auto first = std::ranges::find_if(run.exchanges, [](const auto& one) { return !one->exchange().makes_step(); });
+  Scheduled& of_model = **first;
+  rounds.begin(of_model, run.counts.epoch(), expected < 2 ? 0 : expected, timeout);
+  Search search{.patience = patience};
+  if (run.ended) search.epoch = run.counts.epoch() + 1;  // peers that are beyond that go on
+  const Exchanged done = co_await rounds.exchange(of_model, {Occasion::extra, run.counts.epoch()}, search);
+  // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
+  if (run.ended && done.round && of_model.exchange().yields_parameters())
+    (void)co_await catching_up.take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
+  co_return done.group();
 }
 
 // ---- Leaving
 
 Task<std::size_t> Run::Impl::finish() {
-  (void)co_await catch_up_if_behind();  // a peer that missed the last epoch must not pull the other ones back
+  (void)co_await catching_up
+      .catch_up_if_behind();  // a peer that missed the last epoch must not pull the other ones back
   StepReport last;
-  (void)co_await finish_update(last);
-  ended = true;
+  (void)co_await epochs.settle(last);
+  run.ended = true;
   // Peers that are about to average their gradients need not wait for ours.
-  if (auto* const step = of_step()) {
+  if (auto* const step = run.of_step()) {
     step->give_up();
-    co_await step->averager().leave(runtime.after(options.shutdown_timeout));
+    co_await step->averager().leave(run.runtime.after(run.options.shutdown_timeout));
   }
-  (void)co_await within(runtime, runtime.after(options.shutdown_timeout), tracker.refresh(), "a last look at the run");
-  const std::size_t expected = tracker.snapshot().expected;
+  (void)co_await within(run.runtime, run.runtime.after(run.options.shutdown_timeout), run.tracker.refresh(),
+                        "a last look at the run");
+  const std::size_t expected = run.tracker.snapshot().expected;
   // Trainers that have just said goodbye may be looking for their last group still.
-  const bool in_company = tracker.in_company(options.matchmaking_time);
+  const bool in_company = run.tracker.in_company(run.options.matchmaking_time);
   // One that is behind hears from our report that it is, and is waited for.
-  if (!tracker.someone_is_behind()) co_await tracker.withdraw(runtime.after(options.shutdown_timeout));
+  if (!run.tracker.someone_is_behind()) co_await run.tracker.withdraw(run.runtime.after(run.options.shutdown_timeout));
   if (!in_company) {
-    co_await abandon_rounds();
+    co_await rounds.abandon();
     co_return 0;
   }
-  const Duration timeout = expected > 1 ? options.averaging_timeout : options.matchmaking_time;
-  const std::size_t group = co_await average_parameters(expected, options.averaging_timeout, timeout);
-  co_await tracker.close(runtime.after(options.shutdown_timeout));
+  const Duration timeout = expected > 1 ? run.options.averaging_timeout : run.options.matchmaking_time;
+  const std::size_t group = co_await average_parameters(expected, run.options.averaging_timeout, timeout);
+  co_await run.tracker.close(run.runtime.after(run.options.shutdown_timeout));
   co_return group;
 }
 
 Task<void> Run::Impl::close() {
-  const Deadline limit = runtime.after(options.shutdown_timeout);
-  ended = true;
+  const Deadline limit = run.runtime.after(run.options.shutdown_timeout);
+  run.ended = true;
   // Beside the rest: a swarm that cannot be reached takes all of the time and the rounds still end in order.
-  Nursery goodbye(runtime, "goodbye");
-  goodbye.spawn(tracker.close(limit), "withdraw the report");
-  (void)co_await within(runtime, limit, abandon_rounds(), "rounds to be left");
-  for (const auto& scheduled : exchanges) co_await scheduled->averager().drain(limit);
-  for (const auto& scheduled : exchanges) co_await scheduled->averager().leave(limit);
-  (void)co_await saving.lock(limit);  // a checkpoint that is being written
+  Nursery goodbye(run.runtime, "goodbye");
+  goodbye.spawn(run.tracker.close(limit), "withdraw the report");
+  (void)co_await within(run.runtime, limit, rounds.abandon(), "rounds to be left");
+  for (const auto& scheduled : run.exchanges) co_await scheduled->averager().drain(limit);
+  for (const auto& scheduled : run.exchanges) co_await scheduled->averager().leave(limit);
+  co_await checkpoints.drain(limit);
   co_await goodbye.join();
-  tasks.cancel();
+  run.tasks.cancel();
 }
 
 // ---- Run
@@ -172,12 +210,12 @@ Task<void> Run::Impl::close() {
 Run::Run(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& replica, RunOptions options)
     : impl_(std::make_shared<Impl>(dht, std::move(key), replica, std::move(options))) {}
 Run::~Run() {
-  impl_->status.reset();
-  impl_->tasks.cancel();
+  impl_->status.stop();
+  impl_->run.tasks.cancel();
 }
 
 Task<Result<>> Run::open_checkpoints() {
-  return impl_->open_checkpoints();
+  return impl_->checkpoints.open();
 }
 void Run::start() {
   impl_->start();
@@ -190,19 +228,17 @@ std::optional<StepReport> Run::publish() {
 }
 
 std::uint64_t Run::epoch() const noexcept {
-  const std::lock_guard lock(impl_->mutex);
-  return impl_->local_epoch;
+  return impl_->run.counts.epoch();
 }
 
 GlobalProgress Run::progress() const {
-  return impl_->tracker.snapshot();
+  return impl_->run.tracker.snapshot();
 }
 
 TrainingStats Run::stats() const {
-  const GlobalProgress global = impl_->tracker.snapshot();
-  const std::lock_guard lock(impl_->mutex);
-  TrainingStats stats = impl_->counters;
-  stats.epoch = impl_->local_epoch;
+  const GlobalProgress global = impl_->run.tracker.snapshot();
+  TrainingStats stats = impl_->run.counts.stats();
+  stats.epoch = epoch();
   stats.global_samples = global.samples;
   stats.samples_per_second = global.samples_per_second;
   stats.peers = global.peers;
@@ -210,24 +246,21 @@ TrainingStats Run::stats() const {
 }
 
 void Run::report_loss(double loss) {
-  impl_->metrics.loss.set(loss);
-  impl_->loss_reported = true;
-  if (impl_->metrics_record) impl_->metrics_record->add_loss(loss);
+  impl_->status.report_loss(loss);
 }
 
 void Run::forget_samples() {
-  if (impl_->metrics_record) impl_->metrics_record->forget_samples();
-  const std::lock_guard lock(impl_->mutex);
-  impl_->counted = {};
+  impl_->status.forget_samples();
+  (void)impl_->run.counts.take();
 }
 
 Task<StepReport> Run::settle() {
   StepReport report;
-  (void)co_await impl_->finish_update(report);
+  (void)co_await impl_->epochs.settle(report);
   co_return report;
 }
 Task<void> Run::restore(std::uint64_t epoch, std::function<void()> write) {
-  return impl_->restore(epoch, std::move(write));
+  return impl_->catching_up.restore(epoch, std::move(write));
 }
 
 void Run::checkpoint_if_due() {
@@ -235,8 +268,7 @@ void Run::checkpoint_if_due() {
 }
 
 checkpoint::Metadata Run::loaded_strings() const {
-  const std::lock_guard lock(impl_->mutex);
-  return impl_->loaded;
+  return impl_->checkpoints.loaded_strings();
 }
 
 Task<StepReport> Run::synchronise() {
@@ -256,23 +288,23 @@ Task<StepReport> Run::step(std::int64_t samples) {
 }
 
 Task<bool> Run::catch_up() {
-  return impl_->catch_up_if_behind();
+  return impl_->catching_up.catch_up_if_behind();
 }
 Task<std::size_t> Run::average_parameters() {
   // Peers that average need not train: a group is looked for even where none is known.
-  const std::size_t expected = impl_->tracker.snapshot().expected;
-  const Duration most = impl_->options.matchmaking_time * 3;
-  const Duration limit = std::min<Duration>(impl_->options.averaging_timeout, most);
+  const std::size_t expected = impl_->run.tracker.snapshot().expected;
+  const Duration most = impl_->run.options.matchmaking_time * 3;
+  const Duration limit = std::min<Duration>(impl_->run.options.averaging_timeout, most);
   return impl_->average_parameters(expected, limit, limit);
 }
 Task<Result<std::filesystem::path>> Run::checkpoint_now() {
-  return impl_->write_checkpoint(impl_->own_strings(), impl_->options.averaging_timeout);
+  return impl_->checkpoints.write(impl_->checkpoints.own_strings(), impl_->run.options.averaging_timeout);
 }
 Task<Result<>> Run::save_checkpoint(std::filesystem::path path) {
-  return impl_->save_checkpoint(std::move(path));
+  return impl_->checkpoints.save(std::move(path));
 }
 Task<Result<std::uint64_t>> Run::load_checkpoint(std::filesystem::path path) {
-  return impl_->load_checkpoint(std::move(path));
+  return impl_->checkpoints.load(std::move(path));
 }
 Task<std::size_t> Run::finish() {
   return impl_->finish();
@@ -281,7 +313,7 @@ Task<void> Run::close() {
   return impl_->close();
 }
 Runtime& Run::runtime() const noexcept {
-  return impl_->runtime;
+  return impl_->run.runtime;
 }
 
 }  // namespace cohive::train

@@ -1,10 +1,10 @@
-// When the rounds of a run begin, how long they are waited for, and what they yield.
+#include "run_rounds.hpp"
+
 #include <algorithm>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
-#include "run_impl.hpp"
 
 namespace cohive::train {
 
@@ -12,7 +12,6 @@ using averaging::Round;
 using averaging::RoundReport;
 
 namespace {
-constexpr double kLongestLead = 3600;     // seconds; ends that cannot be foreseen are far away
 constexpr int kDividedLead = 2;           // times the matchmaking time
 constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
 constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
@@ -20,108 +19,67 @@ constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 
 // ---- Beginning
 
-/// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
-void Run::Impl::consider_rounds() {
-  if (!joined || rounds_barred > 0) return;
-  if (update && !update->done.is_set()) return;  // the present rounds are still in use
-  for (const auto& scheduled : exchanges) scheduled->forget_ended();
-  const GlobalProgress global = tracker.snapshot();
-  if (global.eta - runtime.wall_time() <= to_seconds(search_time(global))) begin_rounds(global);
+void RunRounds::start() {
+  if (auto* const step = run_.of_step())
+    run_.tasks.spawn(watch_members(*this, *step), "members that wait for gradients");
 }
 
-/// How long before the end of the epoch a group is looked for. A divided run does not know how many come to a group: it
+void RunRounds::consider() {
+  if (suspended()) return;
+  for (const auto& scheduled : run_.exchanges) scheduled->forget_ended();
+  const GlobalProgress global = run_.tracker.snapshot();
+  if (global.eta - run_.runtime.wall_time() <= to_seconds(search_time(global))) begin_all(global);
+}
+
+/// A divided run does not know how many come to a group: it
 /// begins when the epoch ends by the estimate of its leader. Members whose estimates differ must be there by then.
-Duration Run::Impl::search_time(const GlobalProgress& global) const {
-  const bool divided = exchanges.front()->bits_for(global.expected, options.target_group_size) > 0;
-  return options.matchmaking_time * (divided ? kDividedLead : 1);
+Duration RunRounds::search_time(const GlobalProgress& global) const {
+  const bool divided = run_.exchanges.front()->bits_for(global.expected, run_.options.target_group_size) > 0;
+  return run_.options.matchmaking_time * (divided ? kDividedLead : 1);
 }
 
-/// A group that expects no more than came before a newcomer would begin without it.
-void Run::Impl::expect_members() {
-  const std::size_t expected = tracker.snapshot().expected;
-  for (const auto& scheduled : exchanges)
+void RunRounds::expect_members() {
+  const std::size_t expected = run_.tracker.snapshot().expected;
+  for (const auto& scheduled : run_.exchanges)
     if (scheduled->round() && expected > 1) scheduled->round()->expect(expected);
-}
-
-/// Peers find each other when all of them look at the same time: not only after a batch, which may take seconds.
-Task<void> Run::Impl::watch_progress(Impl& self) {
-  for (;;) {
-    const double left = self.tracker.snapshot().eta - self.runtime.wall_time();
-    const double lead = left - to_seconds(self.search_time(self.tracker.snapshot()));
-    const Deadline begin =
-        lead > 0 ? self.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
-    co_await self.tracker.news(begin);
-    if (!self.joined) self.begin_or_join();
-    self.expect_members();
-    if (self.ended || self.tracker.snapshot().epoch > self.local_epoch) continue;
-    bool trains = self.options.auxiliary || self.caught_up;
-    {
-      const std::lock_guard lock(self.mutex);
-      trains = trains || self.counted.samples > 0;
-    }
-    if (trains) self.consider_rounds();
-  }
-}
-
-/// The first trainer of a run begins it; one that is not joins it with its next batch.
-void Run::Impl::begin_or_join() {
-  if (!tracker.looked()) return;
-  if (!tracker.others_began()) return has_joined();
-  const std::lock_guard lock(mutex);
-  demanded = true;
 }
 
 /// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us
 /// only after it has stopped waiting.
-Task<void> Run::Impl::watch_members(Impl& self, Scheduled& scheduled) {
+Task<void> RunRounds::watch_members(RunRounds& self, Scheduled& scheduled) {
   for (;;) {
     co_await scheduled.averager().member_waiting();
-    if (!self.ended) co_await self.tracker.refresh();
-    co_await self.runtime.sleep_for(kPollInterval);
+    if (!self.run_.ended) co_await self.run_.tracker.refresh();
+    co_await self.run_.runtime.sleep_for(kPollInterval);
   }
 }
 
-/// Begins the rounds of this epoch's end that have not begun.
-void Run::Impl::begin_rounds(const GlobalProgress& global) {
-  if (global.expected < 2 || ended) return;
-  const std::uint64_t next = std::max(local_epoch + 1, global.epoch);
-  if (std::ranges::none_of(exchanges, [](const auto& scheduled) { return scheduled->round() != nullptr; }))
-    log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected", local_epoch,
-               global.eta - runtime.wall_time(), global.expected, global.peers);
+void RunRounds::begin_all(const GlobalProgress& global) {
+  if (global.expected < 2 || run_.ended) return;
+  const std::uint64_t next = std::max(run_.counts.epoch() + 1, global.epoch);
+  if (std::ranges::none_of(run_.exchanges, [](const auto& scheduled) { return scheduled->round() != nullptr; }))
+    log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected",
+               run_.counts.epoch(), global.eta - run_.runtime.wall_time(), global.expected, global.peers);
   // A newcomer has reported its progress by now, so that it is expected, too.
-  for (const auto& scheduled : exchanges)
+  for (const auto& scheduled : run_.exchanges)
     if (!scheduled->round() && scheduled->exchange().due(next))
-      begin_round(*scheduled, next, global.expected, options.averaging_timeout);
+      begin(*scheduled, next, global.expected, run_.options.averaging_timeout);
 }
 
-void Run::Impl::begin_round(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
+void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
   round.timeout = timeout;
   round.expected_members = expected;
-  if (scheduled.is_new() && tracker.others_began() && tracker.snapshot().peers > kFewTrainers)
-    round.lead_delay = options.matchmaking_time / 2;
-  round.last = ended;
-  round.random_group_bits = scheduled.bits_for(expected, options.target_group_size);
+  if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
+    round.lead_delay = run_.options.matchmaking_time / 2;
+  round.last = run_.ended;
+  round.random_group_bits = scheduled.bits_for(expected, run_.options.target_group_size);
   if (round.random_group_bits > 0) {
-    const double now = runtime.wall_time(), least = to_seconds(options.matchmaking_time);
-    round.scheduled_time = std::clamp(tracker.snapshot().eta, now + least, now + kDividedLead * least);
+    const double now = run_.runtime.wall_time(), least = to_seconds(run_.options.matchmaking_time);
+    round.scheduled_time = std::clamp(run_.tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
   scheduled.begin(std::move(round));
-}
-
-/// The exchange that the optimizer steps with; null with local updates.
-Scheduled* Run::Impl::of_step() const {
-  const auto found =
-      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().makes_step(); });
-  return found == exchanges.end() ? nullptr : found->get();
-}
-
-/// The exchange that makes our parameters those of others; null where there is none.
-Scheduled* Run::Impl::of_parameters() const {
-  const auto found =
-      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().yields_parameters(); });
-  return found == exchanges.end() ? nullptr : found->get();
 }
 
 // ---- Ending
@@ -148,10 +106,13 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
 }  // namespace
 
 /// Waits for the group of a round, and gives the round up when that has no point any more.
-Task<Grouped> Run::Impl::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search) {
+Task<RunRounds::Grouped> RunRounds::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search) {
   // Other groups may end it later. Peers that end their training with this one may have their group just now.
-  const Duration apart = ended ? options.matchmaking_time * 2 : scheduled.is_divided() ? options.matchmaking_time : 0s;
-  (void)co_await race(runtime, round->grouped(), hopeless(tracker, search.epoch, apart, search.next, search.patience));
+  const Duration apart = run_.ended               ? run_.options.matchmaking_time * 2
+                         : scheduled.is_divided() ? run_.options.matchmaking_time
+                                                  : 0s;
+  (void)co_await race(run_.runtime, round->grouped(),
+                      hopeless(run_.tracker, search.epoch, apart, search.next, search.patience));
   if (scheduled.exchange().makes_step() && scheduled.round() != round) co_return Grouped{};  // given up meanwhile
   if (round->stage() != Round::Stage::looking_for_group) co_return Grouped{std::move(round)};
   round->cancel();
@@ -159,13 +120,12 @@ Task<Grouped> Run::Impl::find_group(Scheduled& scheduled, std::shared_ptr<Round>
   co_return Grouped{.missed = true};
 }
 
-/// One exchange, from the search for its group to what is done with the answer. While a group is being found, newcomers
-/// get copies of the model. A step is made without a group, too.
-Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update) {
+Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update,
+                                    std::function<void()> release) {
   Exchange& what = scheduled.exchange();
   const bool steps = what.makes_step();
   const auto trainer_waits_for = [&](Wait reason) {
-    if (update) wait_clock.turn_to(reason);
+    if (update) run_.wait_clock.turn_to(reason);
   };
   const Wait of_round = steps ? Wait::gradients : Wait::parameters;
   const Wait of_work = steps ? Wait::step : Wait::parameters;
@@ -188,7 +148,7 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
   const auto needs_state = [&] {
-    return update && what.needs_every_round() && !options.auxiliary && tracker.snapshot().met > 0;
+    return update && what.needs_every_round() && !run_.options.auxiliary && run_.tracker.snapshot().met > 0;
   };
   if (missed && needs_state()) {
     co_await what.drop();
@@ -199,7 +159,7 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
   trainer_waits_for(of_work);
   std::optional<SharedModel::Change> change;
   if (!offer) {
-    change.emplace(co_await model.change());
+    change.emplace(co_await run_.model.change());
     offer = co_await what.offer(moment);
   }
   if (steps) round = scheduled.take();
@@ -216,89 +176,89 @@ Task<Exchanged> Run::Impl::exchange(Scheduled& scheduled, Moment moment, Search 
     auto& group = steps ? update->report.grad_group : update->report.state_group;
     group = std::max(group, done.group());
     if (done.round) update->report.bytes_sent += done.round->bytes_sent;
-    if (release_at == Release::averaged) release(*update);
+    if (release_at == Release::averaged) release();
   }
   const bool failed = has_round && !done.round && !steps && needs_state();
   if (failed) co_await what.drop();
-  if (!change && !what.kept().empty()) change.emplace(co_await model.change());
+  if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());
   done.effect = co_await what.take(moment, done.round.get());
   if (failed) done.effect = Effect::behind;
-  if (!change) model.changed();
-  if (steps) model.set_epoch(moment.epoch);
+  if (!change) run_.model.changed();
+  if (steps) run_.model.set_epoch(moment.epoch);
   co_return done;
 }
 
-void Run::Impl::miss(Scheduled& scheduled) {
+void RunRounds::miss(Scheduled& scheduled) {
   const bool steps = scheduled.exchange().makes_step();
   if (steps) (void)scheduled.take();
   scheduled.ended(nullptr, false);
   const char* why =
-      options.outer_optimizer
+      run_.options.outer_optimizer
           ? "no group in time: the other peers went on without us, or have another outer optimizer, or none"
           : "no group in time: the other peers went on without us, or do not average";
-  history.round_failed(scheduled.exchange().name(), "missed", why);
-  (steps ? metrics.grad_missed : metrics.state_failed).increment();
+  run_.history.round_failed(scheduled.exchange().name(), "missed", why);
+  (steps ? run_.metrics.grad_missed : run_.metrics.state_failed).increment();
 }
 
 /// Counts and tells how a round went. Null: it averaged nothing.
-std::shared_ptr<const RoundReport> Run::Impl::judge(Scheduled& scheduled,
-                                                    Result<std::shared_ptr<const RoundReport>> result) {
+std::shared_ptr<const RoundReport> RunRounds::judge(Scheduled& scheduled, Outcome result) {
   const std::string& what = scheduled.exchange().name();
   const bool steps = scheduled.exchange().makes_step();
   if (!result) {
     scheduled.ended(nullptr, true);
-    history.round_failed(what, cause_of_round_failure(result.error()),
-                         log::format("failed, proceeding with local values: {}", result.error()));
-    (steps ? metrics.grad_local : metrics.state_failed).increment();
-    const std::lock_guard lock(mutex);
-    ++(steps ? counters.grad_rounds_failed : counters.state_rounds_failed);
+    run_.history.round_failed(what, cause_of_round_failure(result.error()),
+                              log::format("failed, proceeding with local values: {}", result.error()));
+    (steps ? run_.metrics.grad_local : run_.metrics.state_failed).increment();
+    run_.counts.note(
+        [steps](TrainingStats& stats) { ++(steps ? stats.grad_rounds_failed : stats.state_rounds_failed); });
     return nullptr;
   }
   const auto& report = *result;
-  history.round_averaged(what, report);
+  run_.history.round_averaged(what, report);
   scheduled.ended(report.get(), true);
-  log::write(options.verbose ? log::Level::info : log::Level::debug, "train",
+  log::write(run_.options.verbose ? log::Level::info : log::Level::debug, "train",
              log::format("averaged {} with {} peers in {:.3f} s (group found in {:.3f} s)", what, report->group.size(),
                          to_seconds(report->allreduce), to_seconds(report->matchmaking)));
   count_round(scheduled, *report);
-  (steps ? metrics.grad_ok : metrics.state_ok).increment();
+  (steps ? run_.metrics.grad_ok : run_.metrics.state_ok).increment();
   return report;
 }
 
-void Run::Impl::count_round(Scheduled& scheduled, const RoundReport& result) {
+void RunRounds::count_round(Scheduled& scheduled, const RoundReport& result) {
   const bool steps = scheduled.exchange().makes_step();
   std::vector<PeerId> members;
   for (const auto& member : result.group)
     if (std::ranges::count(result.lost_senders, member.peer) == 0) members.push_back(member.peer);
   if (scheduled.is_divided())
-    tracker.met(members);  // trainers of other groups are no absentees
+    run_.tracker.met(members);  // trainers of other groups are no absentees
   else
-    tracker.took_part(members, result.lost_senders);
-  const std::lock_guard lock(mutex);
-  counters.bytes_sent += result.bytes_sent;
-  counters.bytes_received += result.bytes_received;
-  ++(steps ? counters.grad_rounds : counters.state_rounds);
-  if (!steps) return;
-  if (!result.agreed_codecs.empty()) ++counters.grad_rounds_agreed;
-  auto& by_size = counters.rounds_by_group_size;
-  if (by_size.size() <= result.group.size()) by_size.resize(result.group.size() + 1);
-  ++by_size[result.group.size()];
+    run_.tracker.took_part(members, result.lost_senders);
+  run_.counts.note([steps, &result](TrainingStats& stats) {
+    stats.bytes_sent += result.bytes_sent;
+    stats.bytes_received += result.bytes_received;
+    ++(steps ? stats.grad_rounds : stats.state_rounds);
+    if (!steps) return;
+    if (!result.agreed_codecs.empty()) ++stats.grad_rounds_agreed;
+    auto& by_size = stats.rounds_by_group_size;
+    if (by_size.size() <= result.group.size()) by_size.resize(result.group.size() + 1);
+    ++by_size[result.group.size()];
+  });
 }
 
 // ---- Rounds that will not be used
 
-/// Where a group has formed, its members must not wait. All of them hear from us before any is waited for, as they may
+/// All members of groups that have formed hear from us before any is waited for, as they may
 /// be waiting in another round.
-Task<void> Run::Impl::abandon_rounds() {
-  const RoundsSuspended barred(*this);
+Task<void> RunRounds::abandon() {
+  const Suspended suspended(*this);
   std::vector<std::pair<Exchange*, std::shared_ptr<Round>>> grouped;
-  for (const auto& scheduled : exchanges) {
+  for (const auto& scheduled : run_.exchanges) {
     if (scheduled->has_group()) grouped.emplace_back(&scheduled->exchange(), scheduled->take());
     scheduled->give_up();
   }
   if (grouped.empty()) co_return;
-  const Moment moment{Occasion::given_up, local_epoch};
-  auto change = co_await model.change();
+  const Moment moment{Occasion::given_up, run_.counts.epoch()};
+  auto change = co_await run_.model.change();
   for (const auto& [what, round] : grouped) {
     auto offer = co_await what->offer(moment);
     round->trigger(offer.weight, std::move(offer.parts));
@@ -307,26 +267,6 @@ Task<void> Run::Impl::abandon_rounds() {
     const auto result = co_await round->report();
     (void)co_await what->take(moment, result ? result->get() : nullptr);
   }
-}
-
-/// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
-/// \param timeout   for the round
-/// \param patience  for its group
-Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration timeout, Duration patience) {
-  StepReport ignored;
-  (void)co_await finish_update(ignored);
-  const RoundsSuspended barred(*this);
-  co_await abandon_rounds();
-  const auto first = std::ranges::find_if(exchanges, [](const auto& one) { return !one->exchange().makes_step(); });
-  Scheduled& of_model = **first;
-  begin_round(of_model, local_epoch, expected < 2 ? 0 : expected, timeout);
-  Search search{.patience = patience};
-  if (ended) search.epoch = local_epoch + 1;  // peers that are beyond that go on
-  const Exchanged done = co_await exchange(of_model, {Occasion::extra, local_epoch}, search);
-  // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
-  if (ended && done.round && of_model.exchange().yields_parameters())
-    (void)co_await take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
-  co_return done.group();
 }
 
 }  // namespace cohive::train

@@ -1,64 +1,84 @@
-// What a run tells in the status of its process: an element of "runs".
+#include "run_status.hpp"
+
+#include <cmath>
+
 #include "json_number.hpp"
-#include "run_impl.hpp"
 
 namespace cohive::train {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 
 constexpr double kFarthestEnd = 7 * 86400;  // seconds: what is further is an end that cannot be foreseen
 
 }  // namespace
 
-std::string Run::Impl::status_json() const {
-  const GlobalProgress global = tracker.snapshot();
-  const double left = std::max(0.0, global.eta - runtime.wall_time());
-  json run{{"run_id", options.run_id},
-           {"mode", options.auxiliary     ? "auxiliary"
-                    : options.client_mode ? "client"
-                                          : "node"},
-           {"epoch", local_epoch},
+RunStatus::RunStatus(RunContext& run, std::shared_ptr<dht::RsaSignatureValidator> key) : run_(run) {
+  if (run.options.share_loss) record_.emplace(run.dht, std::move(key), run.options.run_id, run.tasks);
+}
+
+void RunStatus::start() {
+  run_.metrics.target_samples.set(static_cast<double>(run_.options.target_batch_size));
+  shown_ = Status::of(run_.runtime).add_to_list("runs", [this] { return json(); });
+}
+
+void RunStatus::add_samples(double samples) {
+  if (record_) record_->add_samples(samples);
+}
+void RunStatus::forget_samples() {
+  if (record_) record_->forget_samples();
+}
+void RunStatus::report_loss(double loss) {
+  run_.metrics.loss.set(loss);
+  loss_reported_ = true;
+  if (record_) record_->add_loss(loss);
+}
+
+double RunStatus::last_loss() const {
+  return loss_reported_ ? run_.metrics.loss.value() : std::nan("");
+}
+
+void RunStatus::epoch_entered(std::uint64_t epoch) {
+  run_.metrics.epoch.set(static_cast<double>(epoch));
+  if (epoch == 0) return;
+  if (record_ && !run_.ended) record_->publish(epoch, run_.tracker.own_samples_per_second());
+  const GlobalProgress global = run_.tracker.snapshot();
+  run_.metrics.epoch_seconds.observe(run_.history.epoch_ended(
+      {epoch - 1, global.samples, global.samples_per_second, last_loss(), global.peers, run_.wait_clock.total()}));
+}
+
+std::string RunStatus::json() const {
+  const GlobalProgress global = run_.tracker.snapshot();
+  const double left = std::max(0.0, global.eta - run_.runtime.wall_time());
+  Json run{{"run_id", run_.options.run_id},
+           {"mode", run_.options.auxiliary     ? "auxiliary"
+                    : run_.options.client_mode ? "client"
+                                               : "node"},
+           {"epoch", run_.counts.epoch()},
            {"global_epoch", global.epoch},
            {"samples", finite(global.samples)},
            {"own_samples", finite(global.own_samples)},
-           {"target_samples", options.target_batch_size},
+           {"target_samples", run_.options.target_batch_size},
            {"samples_per_second", finite(global.samples_per_second)},
-           {"eta_seconds", left < kFarthestEnd ? finite(left) : json()},
+           {"eta_seconds", left < kFarthestEnd ? finite(left) : Json()},
            {"peers", global.peers},
            {"clients", global.clients},
            {"loss", finite(last_loss())}};
-  auto waits = json::object();
+  auto waits = Json::object();
   for (std::size_t i = 0; i < kWaits.size(); ++i)
-    if (wait_clock.seconds()[i] > 0) waits[kWaits[i]] = wait_clock.seconds()[i];
+    if (run_.wait_clock.seconds()[i] > 0) waits[kWaits[i]] = run_.wait_clock.seconds()[i];
   run["wait_seconds"] = std::move(waits);
-  {
-    const std::lock_guard lock(mutex);
-    run["gradient_rounds"] = counters.grad_rounds;
-    run["gradient_rounds_failed"] = counters.grad_rounds_failed;
-    run["parameter_rounds"] = counters.state_rounds;
-    run["parameter_rounds_failed"] = counters.state_rounds_failed;
-    run["state_downloads"] = counters.state_downloads;
-    run["bytes_sent"] = counters.bytes_sent;
-    run["bytes_received"] = counters.bytes_received;
-  }
-  std::string text = run.dump(-1, ' ', false, json::error_handler_t::replace);
+  const TrainingStats stats = run_.counts.stats();
+  run["gradient_rounds"] = stats.grad_rounds;
+  run["gradient_rounds_failed"] = stats.grad_rounds_failed;
+  run["parameter_rounds"] = stats.state_rounds;
+  run["parameter_rounds_failed"] = stats.state_rounds_failed;
+  run["state_downloads"] = stats.state_downloads;
+  run["bytes_sent"] = stats.bytes_sent;
+  run["bytes_received"] = stats.bytes_received;
+  std::string text = run.dump(-1, ' ', false, Json::error_handler_t::replace);
   text.pop_back();
-  return text + ",\"rounds\":" + history.rounds() + ",\"epochs\":" + history.epochs() + "}";
-}
-
-double Run::Impl::last_loss() const {
-  return loss_reported ? metrics.loss.value() : std::nan("");
-}
-
-/// In metrics and in the history, when this peer enters an epoch.
-void Run::Impl::note_epoch(std::uint64_t entered) {
-  metrics.epoch.set(static_cast<double>(entered));
-  if (entered == 0) return;
-  if (metrics_record && !ended) metrics_record->publish(entered, tracker.own_samples_per_second());
-  const GlobalProgress global = tracker.snapshot();
-  metrics.epoch_seconds.observe(history.epoch_ended(
-      {entered - 1, global.samples, global.samples_per_second, last_loss(), global.peers, wait_clock.total()}));
+  return text + ",\"rounds\":" + run_.history.rounds() + ",\"epochs\":" + run_.history.epochs() + "}";
 }
 
 }  // namespace cohive::train

@@ -1,0 +1,83 @@
+#include "run_context.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "checkpoint_content.hpp"
+#include "exchanges/exchanges.hpp"
+
+namespace cohive::train {
+namespace {
+
+averaging::StateSharingOptions state_sharing_options(const RunOptions& options) {
+  averaging::StateSharingOptions result;
+  result.prefix = options.run_id + "_state_averager";
+  result.class_name = "TrainingStateAverager";
+  result.codec = options.load_state_compression;
+  result.share = !options.client_mode && !options.auxiliary;
+  return result;
+}
+
+TrackerOptions tracker_options(const RunOptions& options) {
+  TrackerOptions result = options.tracker_options;
+  result.run_id = options.run_id;
+  result.target_batch_size = static_cast<double>(options.target_batch_size);
+  result.client_mode = options.client_mode;
+  result.performance_ema_alpha = options.performance_ema_alpha;
+  return result;
+}
+
+std::vector<std::unique_ptr<Scheduled>> schedule(Dht& dht, Replica& replica, const RunOptions& options) {
+  std::vector<std::unique_ptr<Scheduled>> scheduled;
+  for (auto& exchange : make_exchanges({dht, replica, options}))
+    scheduled.push_back(std::make_unique<Scheduled>(std::move(exchange)));
+  return scheduled;
+}
+
+const RunOptions& checked(const RunOptions& options, const Replica& replica) {
+  check(options);
+  check_names(options.checkpoints.parameter_names, replica.gradient_infos().size());
+  if (options.delay_optimizer_step && !replica.can_step_beside())
+    throw std::invalid_argument(
+        "cohive: delay_optimizer_step makes the next parameters beside the live ones, which this optimizer changes: "
+        "leave it and delay_grad_averaging out");
+  return options;
+}
+
+}  // namespace
+
+RunContext::RunContext(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, Replica& r, const RunOptions& given)
+    : dht(d),
+      runtime(d.runtime()),
+      replica(r),
+      options(checked(given, r)),
+      metrics(runtime.metrics()),
+      wait_clock(runtime),
+      history(runtime),
+      tracker(d, std::move(key), tracker_options(options)),
+      exchanges(schedule(d, r, options)),
+      kept(exchanges),
+      model(runtime, r),
+      sharing(d, state_sharing_options(options)),
+      tasks(runtime, "training run") {
+  model.complete_with([this](averaging::SharedState& state) { return kept.append(runtime, state); });
+}
+
+Task<std::optional<averaging::SharedState>> RunContext::copy_state(Duration patience, SharedModel::Beside beside) {
+  const auto held = co_await gate.hold(runtime);
+  co_return co_await model.copy(runtime.after(patience), std::move(beside));
+}
+
+Scheduled* RunContext::of_step() const {
+  const auto found =
+      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().makes_step(); });
+  return found == exchanges.end() ? nullptr : found->get();
+}
+
+Scheduled* RunContext::of_parameters() const {
+  const auto found =
+      std::ranges::find_if(exchanges, [](const auto& scheduled) { return scheduled->exchange().yields_parameters(); });
+  return found == exchanges.end() ? nullptr : found->get();
+}
+
+}  // namespace cohive::train

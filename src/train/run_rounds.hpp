@@ -1,0 +1,81 @@
+// When the rounds of a run begin, how long they are waited for, and what they yield. Loop thread.
+#pragma once
+
+#include <functional>
+#include <limits>
+#include <memory>
+
+#include "run_context.hpp"
+#include "update.hpp"
+
+namespace cohive::train {
+
+/// How long a group is waited for.
+struct Search {
+  std::uint64_t epoch = std::numeric_limits<std::uint64_t>::max();  ///< until the run has passed it
+  averaging::Averager* next = nullptr;  ///< until `patience` has gone by since a member waits for us in a round of it
+  Duration patience{};                  ///< without `next`: from the beginning of the search on
+};
+
+/// What one exchange came to.
+struct Exchanged {
+  std::shared_ptr<const averaging::RoundReport> round;  ///< null: nothing was averaged
+  Effect effect = Effect::none;
+  std::size_t group() const { return round ? round->group.size() : 0; }
+};
+
+class RunRounds {
+ public:
+  explicit RunRounds(RunContext& run) : run_(run) {}
+  void start();
+
+  /// While one exists no round begins by itself: this peer has no state of the run, or another one takes its place, or
+  /// rounds of an epoch given up come to an end.
+  class [[nodiscard]] Suspended {
+   public:
+    explicit Suspended(RunRounds& of) : rounds_(of) { ++rounds_.suspended_; }
+    ~Suspended() { --rounds_.suspended_; }
+    Suspended(const Suspended&) = delete;
+
+   private:
+    RunRounds& rounds_;
+  };
+  bool suspended() const noexcept { return suspended_ > 0; }
+
+  /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
+  void consider();
+  /// Returns how long before the end of the epoch a group is looked for.
+  Duration search_time(const GlobalProgress& global) const;
+  /// A group that expects no more than came before a newcomer would begin without it.
+  void expect_members();
+  /// Begins the rounds of this epoch's end that have not begun.
+  void begin_all(const GlobalProgress& global);
+  void begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout);
+
+  /// One exchange, from the search for its group to what is done with the answer. While a group is being found,
+  /// newcomers get copies of the model. A step is made without a group, too.
+  /// \param update   whose trainer waits, and whose report tells of the round; null: it belongs to no end of an epoch
+  /// \param release  lets that trainer go on
+  Task<Exchanged> exchange(Scheduled& scheduled, Moment moment, Search search, Update* update = nullptr,
+                           std::function<void()> release = nullptr);
+  /// Rounds that have begun will not be used. Where a group has formed, its members must not wait.
+  Task<void> abandon();
+
+ private:
+  /// What a search came to.
+  struct Grouped {
+    std::shared_ptr<averaging::Round> round;  // with a group; null: it has none, or was given up
+    bool missed = false;                      // the others may have averaged without us
+  };
+  using Outcome = Result<std::shared_ptr<const averaging::RoundReport>>;
+  static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
+  Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search);
+  std::shared_ptr<const averaging::RoundReport> judge(Scheduled& scheduled, Outcome result);
+  void miss(Scheduled& scheduled);
+  void count_round(Scheduled& scheduled, const averaging::RoundReport& result);
+
+  RunContext& run_;
+  int suspended_ = 0;
+};
+
+}  // namespace cohive::train

@@ -1,0 +1,39 @@
+// What a run tells of itself: metrics, its losses, and an element of "runs" in the status of its process.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+
+#include "cohive/core/status.hpp"
+#include "metrics_record.hpp"
+#include "run_context.hpp"
+
+namespace cohive::train {
+
+class RunStatus {
+ public:
+  RunStatus(RunContext& run, std::shared_ptr<dht::RsaSignatureValidator> key);
+  /// Shows the run in the status of its process, until stop().
+  void start();
+  void stop() { shown_.reset(); }
+
+  // ---- Any thread
+  void add_samples(double samples);
+  void forget_samples();
+  void report_loss(double loss);
+
+  /// Into metrics and history, when this peer enters an epoch.
+  void epoch_entered(std::uint64_t epoch);
+
+ private:
+  std::string json() const;
+  double last_loss() const;
+
+  RunContext& run_;
+  std::optional<MetricsRecord> record_;  // where the loss is shared
+  std::atomic<bool> loss_reported_{false};
+  Subscription shown_;
+};
+
+}  // namespace cohive::train

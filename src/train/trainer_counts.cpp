@@ -1,0 +1,57 @@
+#include "trainer_counts.hpp"
+
+#include <utility>
+
+namespace cohive::train {
+
+void TrainerCounts::add_batch(double samples) {
+  const std::lock_guard lock(mutex_);
+  counted_.samples += samples;
+  ++counted_.batches;
+}
+Counted TrainerCounts::counted() const {
+  const std::lock_guard lock(mutex_);
+  return counted_;
+}
+Counted TrainerCounts::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(counted_, {});
+}
+
+bool TrainerCounts::tells_loop() {
+  const std::lock_guard lock(mutex_);
+  return !std::exchange(told_, true);
+}
+void TrainerCounts::loop_looks() {
+  const std::lock_guard lock(mutex_);
+  told_ = false;
+}
+
+std::uint64_t TrainerCounts::epoch() const {
+  const std::lock_guard lock(mutex_);
+  return epoch_;
+}
+bool TrainerCounts::enter(std::uint64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(epoch_, epoch) != epoch;
+}
+
+void TrainerCounts::demand() {
+  const std::lock_guard lock(mutex_);
+  demanded_ = true;
+}
+bool TrainerCounts::demanded() const {
+  const std::lock_guard lock(mutex_);
+  return demanded_;
+}
+void TrainerCounts::demand_met() {
+  const std::lock_guard lock(mutex_);
+  demanded_ = false;
+}
+
+TrainingStats TrainerCounts::stats() const {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+}  // namespace cohive::train

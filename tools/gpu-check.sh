@@ -186,12 +186,13 @@ without() {
 }
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null || true)
+# A test that asks for too much memory counts as an error there.
 sanitize() {
   if [[ -z $sanitizer ]]; then
     cannot "$1" 'compute-sanitizer is missing: it comes with the CUDA toolkit'
   else
     check "$1" "$sanitizer" --tool "$1" --error-exitcode 9 "$alone/cohive_cuda_test" \
-      --gtest_filter='Codecs*:Feedback.*:OnDevice.*:OnBackends.*:Memory.*:-*ManyValues*'
+      --gtest_filter='Codecs*:Feedback.*:OnDevice.*:OnBackends.*:Memory.*:-*ManyValues*:*MayBeTooMuch'
   fi
 }
 

@@ -25,6 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 WORK = ROOT / "build/soak"
 PATIENCE = 45  # seconds after a start, a sleep or a restart of the bootstrap node until a trainer has to keep up
 MOST_BEHIND = 30  # epochs
+LOADING = 180  # seconds that a busy machine may take to load a program, which then says something
 BETWEEN_LINES = 5  # seconds at most between two lines of a trainer, which tell its epoch
 STALLED = 90  # seconds without an epoch of any trainer
 QUIET_END = 75  # seconds without trouble before the end
@@ -49,7 +50,11 @@ class Program:
         self.name, self.log = name, WORK / f"{name}.log"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
-        self.since, self.asleep_until = time.monotonic(), 0
+        self.begun = self.since = time.monotonic()
+        self.asleep_until = 0
+
+    def loads(self):
+        return self.log.stat().st_size == 0 and time.monotonic() - self.begun < LOADING
 
     def sends(self, number):
         self.process.send_signal(number)
@@ -163,6 +168,8 @@ class Soak:
             self.last_epoch = now
         self.newest = newest
         for trainer in awake:
+            if trainer.loads():
+                trainer.since = now
             if now - trainer.since > PATIENCE and epochs[trainer.name] < self.newest_at[0][1] - MOST_BEHIND:
                 self.fault(f"{trainer.name} does not keep up: {epochs}, see {trainer.log}")
                 trainer.since = now

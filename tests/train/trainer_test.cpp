@@ -104,8 +104,8 @@ TEST(Trainer, ACallInsideOfAStepIsRefusedInsteadOfWaitingForItself) {
 }
 
 TEST(Trainer, ACancelledWaitGoesOnBehindTheNextCall) {
+  std::latch begun(1), free(1);  // outlive the worker
   Alone alone(StepThread::worker);
-  std::latch begun(1), free(1);
   alone.before_step = [&] {
     begun.count_down();
     free.wait();
@@ -131,8 +131,8 @@ TEST(Trainer, ACancelledWaitGoesOnBehindTheNextCall) {
 }
 
 TEST(Trainer, AsksAWaitingThreadWhetherToGiveUp) {
+  std::latch free(1);  // outlives the worker
   Alone alone(StepThread::worker);
-  std::latch free(1);
   alone.before_step = [&] { free.wait(); };
   alone.trainer->give_up_when([asked = 0]() mutable { return ++asked > 2; });
   try {
@@ -145,8 +145,8 @@ TEST(Trainer, AsksAWaitingThreadWhetherToGiveUp) {
 }
 
 TEST(Trainer, ClosesWhileAnotherThreadWaitsInIt) {
+  std::latch begun(1), free(1);  // outlive the worker
   Alone alone(StepThread::worker);
-  std::latch begun(1), free(1);
   alone.before_step = [&] {
     begun.count_down();
     free.wait();

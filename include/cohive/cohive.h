@@ -351,6 +351,8 @@ typedef struct cohive_trainer_calls {
    *                   until the call that asks for them returns
    * \param samples    to be filled: of these batches; 0: there was none
    * \param scale      to be filled: what makes the values the mean over these samples, by division
+   * With use_local_updates nothing is filled: the memory of parameters and what is beside them need not have what steps
+   * have made of them before it is asked for here.
    * Not 0: it has failed, and the call with it. */
   int32_t (*sums)(void* context, const float** gradients, double* samples, double* scale);
 } cohive_trainer_calls;

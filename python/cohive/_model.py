@@ -110,6 +110,8 @@ class Model:
     ) -> None:
         self.parameters, self.optimizer, self.has_copies = parameters, optimizer, has_copies
         self._reuse, self._local, self._link = reuse, local, link
+        #: whether the library asks for gradients, and for what the trainer has changed, before it waits
+        self.is_asked = link is not None
         #: on a GPU, the gradients of an epoch
         self.sums = _gpu.Sums(parameters, link, reuse) if link and not local else None
         #: what the optimizer steps
@@ -124,7 +126,8 @@ class Model:
         self.live = [one.detach() for one in self.stepped] if self.on_gpu else live_of(self.stepped, link)
         self.native = self.on_gpu or (not local and self._is_known(is_plain))
         self._beside = self._find_beside()
-        #: extra tensors that have copies, as these were when they and the tensors were the same
+        self._shared = self._find_shared()
+        #: of them, as they were when they and their copies were the same
         self._published: Dict[int, Any] = {}
         self._copies: Dict[Any, Any] = {}
         self._staged: Optional[List[Any]] = None
@@ -199,22 +202,37 @@ class Model:
             found.append((tensor, *values, CompressionInfo.from_tensor(tensor, key=at), False))
         return found
 
-    def exchange_extras(self) -> None:
-        """Before the library waits: what rounds have made of the extra tensors comes to those that have copies, and
-        what the trainer has made of these into the copies."""
-        self._publish_extras()
-        for at, (tensor, values, _, is_statistic) in enumerate(self._beside):
-            if not is_statistic and tensor.data_ptr() != values.data_ptr():
-                self._published[at] = tensor.detach().to(dtype=torch.float32, copy=True)
-                self._download([(values, tensor.detach())])
+    def exchange(self) -> None:
+        """Before the library waits: what rounds have made of tensors that the trainer changes, too, comes to those that
+        have copies, and what the trainer has made of them into the copies."""
+        self._publish_shared()
+        for at, (tensor, _) in enumerate(self._shared):
+            self._published[at] = tensor.detach().to(dtype=torch.float32, copy=True)
+        self._download([(values, tensor.detach()) for tensor, values in self._shared])
 
-    def _publish_extras(self) -> None:
-        """Where the trainer has changed an extra tensor meanwhile, it gets what rounds have changed beside that."""
-        for at, before in self._published.items():
-            tensor, values = self._beside[at][:2]
-            came, now = values.to(device=tensor.device, copy=True), tensor.detach().to(torch.float32)
-            tensor.copy_(torch.where(now == before, came, now + (came - before)))
+    def _find_shared(self) -> List[Tuple[Any, Any]]:
+        """Tensors that are changed between calls, with their copies: extra ones, and what local steps change on a
+        GPU."""
+        parameters = zip(self.stepped, self.live) if self._local and self._link else ()
+        extras = [(tensor, values) for tensor, values, _, is_statistic in self._beside if not is_statistic]
+        return [(one, copy) for one, copy in [*parameters, *extras] if one.data_ptr() != copy.data_ptr()]
+
+    def _publish_shared(self) -> None:
+        """Where the trainer has changed one meanwhile, it gets what rounds have changed beside that."""
+        shared = [(at, *self._shared[at], before) for at, before in self._published.items()]
+        news = [torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) for _, tensor, _, _ in shared]
+        self._upload([(came, values) for came, (_, _, values, _) in zip(news, shared)])
+        for came, (at, tensor, _, before) in zip(news, shared):
+            now = tensor.detach().to(torch.float32)
+            tensor.detach().copy_(torch.where(now == before, came, now + (came - before)))
             self._published[at] = came
+
+    def _copy_to_shared(self) -> None:
+        """The copies were loaded: the tensors are as these."""
+        self._published.clear()
+        with torch.no_grad():
+            for tensor, values in self._shared:
+                tensor.detach().copy_(values)
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -325,7 +343,7 @@ class Model:
                 tensor.copy_(values)
             for tensor, values, _, _ in self._beside:
                 values.copy_(tensor)
-        self._published.clear()
+        self._copy_to_shared()
         self.forget_gradients()
         self.refresh_state()
         return None
@@ -339,6 +357,9 @@ class Model:
                 source = self.parameters[at] if masters is None else masters[at]
                 if source.data_ptr() != live.data_ptr():
                     live.copy_(source)
+        for at, (_, values) in enumerate(self._shared):
+            if any(values is live for live in self.live):
+                self._published.pop(at, None)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
@@ -425,19 +446,21 @@ class Model:
 
     def step(self, gradients: Optional[Sequence[Any]]) -> None:
         """Has the optimizer step, with averaged gradients or, with local updates, with those of the batch."""
+        if self._link and gradients is None and not self.has_copies:
+            self.optimizer.step()  # see exchange()
+            return
         if not self.has_copies:
             self._publish_parameters()  # a round that went on in the background may have ended in this call
-        if gradients is None:
+        before = [one.grad for one in self.stepped]
+        try:
+            of_batch = [one.grad for one in self.parameters]
+            grads = self._fitted(of_batch) if gradients is None else self._averages(gradients)
+            for one, grad in zip(self.stepped, grads):
+                one.grad = grad
             self.optimizer.step()
-        else:
-            before = [one.grad for one in self.stepped]
-            try:
-                for one, grad in zip(self.stepped, self._averages(gradients)):
-                    one.grad = grad
-                self.optimizer.step()
-            finally:
-                for one, grad in zip(self.stepped, before):
-                    one.grad = grad
+        finally:
+            for one, grad in zip(self.stepped, before):
+                one.grad = grad
         self._collect()
 
     def _averages(self, pointers: Sequence[Any]) -> List[Any]:
@@ -445,7 +468,11 @@ class Model:
         averages = [_values_at(pointer, live) if pointer else None for pointer, live in zip(pointers, self.live)]
         if self.sums is not None and not self.has_copies:
             averages = self.sums.upload(averages)
-        pairs = zip(averages, self.stepped)
+        return self._fitted(averages)
+
+    def _fitted(self, gradients: Sequence[Any]) -> List[Any]:
+        """As those of what the optimizer steps."""
+        pairs = zip(gradients, self.stepped)
         return [None if values is None else values.to(device=one.device, dtype=one.dtype) for values, one in pairs]
 
     def _find_statistics(self) -> None:
@@ -469,12 +496,12 @@ class Model:
         """The model has what is in the library's memory."""
         self._publish_parameters()
         with torch.no_grad():
-            self._publish_extras()
+            self._publish_shared()
 
     def _publish_parameters(self) -> None:
         copies = []
         for at, (parameter, one, live) in enumerate(zip(self.parameters, self.stepped, self.live)):
-            if one.data_ptr() != live.data_ptr():
+            if one.data_ptr() != live.data_ptr() and not (self._local and self._link):
                 copies.append((one.detach(), self._stage(at, one, live)))
             if parameter is not one:
                 copies.append((parameter.detach(), self._stage(at, parameter, live)))

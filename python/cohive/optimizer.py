@@ -289,7 +289,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         #: what the last call of step() has done; see cohive_step_report in cohive.h
         self.last_report: Optional[_native.StepReport] = None
         self._model = _model.Model(
-            *self._make_optimizer(optimizer, params, offload_optimizer, delay_optimizer_step or delay_grad_averaging),
+            *self._make_optimizer(
+                optimizer,
+                params,
+                offload_optimizer,
+                delay_optimizer_step or delay_grad_averaging,
+                may_step_there=not reuse_grad_buffers and not average_opt_statistics,
+            ),
             extra_tensors=extra_tensors,
             statistics=average_opt_statistics,
             reuse=reuse_grad_buffers,
@@ -348,14 +354,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @staticmethod
     def _make_optimizer(
-        optimizer: Any, params: Optional[Any], offload: bool, delayed: bool
+        optimizer: Any, params: Optional[Any], offload: bool, delayed: bool, may_step_there: bool
     ) -> Tuple[List[Any], Any, bool, Optional[_gpu.Link]]:
         """The model's parameters, the optimizer, whether it steps copies of them, and the link of a GPU."""
         if makes_optimizer(optimizer) and params is not None:
             groups = _groups_of(params)
             parameters = [parameter for group in groups for parameter in group["params"]]
             link = _gpu.link_for(parameters)
-            delayed = delayed and not _gpu.can_step_there(parameters, link)
+            delayed = delayed and not (may_step_there and _gpu.can_step_there(parameters, link))
             copies = (offload or delayed) and not all(_model.is_plain(parameter) for parameter in parameters)
             if copies:
                 masters = iter(_model.masters_of(parameters, link))
@@ -408,7 +414,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             _native.STEP_CALL(self._on_step),
             _native.LOAD_CALL(self._on_load),
             _native.INTERRUPTED_CALL(self._on_wait),
-            _native.SUMS_CALL(self._on_sums) if self._model.sums is not None else _native.SUMS_CALL(),
+            _native.SUMS_CALL(self._on_sums) if self._model.is_asked else _native.SUMS_CALL(),
         )
         parameters, beside = self._model.arrays()
         self._checked(
@@ -455,8 +461,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _on_sums(self, _: Any, gradients: Any, samples: Any, scale: Any) -> int:
         def work() -> bool:
-            self._model.exchange_extras()
-            samples[0], scale[0] = self._model.take_sums(gradients)
+            self._model.exchange()
+            if self._model.sums is not None:
+                samples[0], scale[0] = self._model.take_sums(gradients)
             return True
 
         return self._guarded(work)
@@ -566,8 +573,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         with torch.no_grad():
             counts = finite and not self.auxiliary
             gradients = self._model.gradients(samples, scale) if counts else None
-            if self._model.sums is None:
-                self._model.exchange_extras()
+            if not self._model.is_asked:
+                self._model.exchange()
             self._call(
                 lib.cohive_trainer_step,
                 gradients,
@@ -626,7 +633,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def average_parameters(self) -> int:
         """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
         group = ctypes.c_uint64()
-        self._model.exchange_extras()
+        self._model.exchange()
         self._call(lib.cohive_trainer_average, ctypes.byref(group))
         self._take_over()
         return group.value
@@ -636,7 +643,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
         nobody else came. Only shutdown() may follow."""
         group = ctypes.c_uint64()
-        self._model.exchange_extras()
+        self._model.exchange()
         self._call(lib.cohive_trainer_finish, ctypes.byref(group))
         self._model.publish()
         return group.value
@@ -724,6 +731,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file."""
+        self._model.exchange()
         self._call(lib.cohive_trainer_save, str(path).encode())
 
     def load_checkpoint(self, path: str) -> int:

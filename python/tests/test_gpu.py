@@ -97,7 +97,10 @@ class CopiedSums(_gpu.Sums):
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 
 
-@pytest.fixture(params=["copies", "steps there", pytest.param("cuda", marks=no_gpu)], autouse=True)
+REAL = [pytest.param(name, marks=no_gpu) for name in ("cuda", "cuda copies")]
+
+
+@pytest.fixture(params=["copies", "steps there", *REAL], autouse=True)
 def links(request, monkeypatch):
     """All links that were made, in order: of models on the device that tests have, an emulated one or a real one. The
     library steps there, or the emulated device is one that it does not know."""
@@ -105,11 +108,12 @@ def links(request, monkeypatch):
     if request.param != "cuda":
         there = request.param == "steps there"
         monkeypatch.setattr(_gpu, "can_step_there", lambda parameters, link: there and link is not None)
+    if not request.param.startswith("cuda"):
         # For the library all memory is the host's, where it reads sums while the next ones begin.
         monkeypatch.setattr(_model.Model, "device", lambda model: None)
         monkeypatch.setattr(_model.Model, "stream", lambda model: 0)
         monkeypatch.setattr(_gpu.Sums, "take", CopiedSums.take)
-    if request.param == "cuda":
+    if request.param.startswith("cuda"):
         monkeypatch.setattr(test_optimizer, "DEVICE", "cuda")
         real = _gpu.link_for
 

@@ -154,13 +154,18 @@ void CallerModel::take_batch(const float* const* gradients, double samples, doub
   unread_.get();
 }
 
-void CallerModel::take_sums_of_caller() {
-  if (!calls_.sums || ways_.local_steps) return;
-  if (unread_.valid()) unread_.get();
-  std::vector<const float*> sums(size());
-  double samples = 0, scale = 1;
-  if (calls_.sums(calls_.context, sums.data(), &samples, &scale) != 0)
+CallerModel::Sums CallerModel::ask_for_sums() const {
+  Sums sums{std::vector<const float*>(size())};
+  if (calls_.sums(calls_.context, sums.values.data(), &sums.samples, &sums.scale) != 0)
     throw std::runtime_error("the caller has failed to hand over its gradients");
+  return sums;
+}
+
+void CallerModel::take_sums_of_caller() {
+  if (!calls_.sums) return;
+  if (ways_.local_steps) return change([this] { ask_for_sums(); });
+  if (unread_.valid()) unread_.get();
+  const auto [sums, samples, scale] = ask_for_sums();
   if (samples == 0) return;
   if (!(samples > 0 && scale > 0 && std::isfinite(samples) && std::isfinite(scale)))
     refuse("the sums of gradients have a number of samples and a scale that are above 0 and finite");

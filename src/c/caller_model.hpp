@@ -67,7 +67,7 @@ class CallerModel : public train::BufferReplica {
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
   /// reads them any more, but for buffers that are used again.
   void take_batch(const float* const* gradients, double samples, double scale);
-  /// Has the caller hand over what it has added up by itself, if it does so.
+  /// Has the caller hand over what it has added up by itself, or with local steps its parameters, if it does so.
   void take_sums_of_caller();
   /// Notes on which stream of the GPU the trainer queues its work.
   void note_stream(void* stream) const {
@@ -98,6 +98,12 @@ class CallerModel : public train::BufferReplica {
  private:
   std::optional<train::CallersOptimizer> optimizer_of(train::TrainerThread& thread, const CallerWays& ways);
   void call_step(const std::vector<std::span<float>>& gradients, std::uint64_t epoch) const;
+  /// Of batches, as the caller has added them up.
+  struct Sums {
+    std::vector<const float*> values;
+    double samples = 0, scale = 1;
+  };
+  Sums ask_for_sums() const;
   void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
   void check(const Layout& layout) const;
   Layout layout() const;

@@ -48,12 +48,34 @@ class Memory : public std::enable_shared_from_this<Memory> {
   std::multimap<std::size_t, cuda::DeviceBuffer> free_;
 };
 
+/// A stream beside the trainer's. One thread at a time.
+class Beside {
+ public:
+  explicit Beside(int device)
+      : reached_(cuda::Event::create(device).value()), stream_(cuda::Stream::create(device).value()) {}
+
+  /// Makes what is queued from now on begin after what the trainer has queued.
+  cuda::Stream& after(CUstream_st* trainer) {
+    reached_.record(trainer).value();
+    reached_.hold_back(stream_.native()).value();
+    return stream_;
+  }
+  /// The reverse.
+  void hold_back(CUstream_st* trainer) {
+    reached_.record(stream_.native()).value();
+    reached_.hold_back(trainer).value();
+  }
+
+  std::mutex mutex;
+
+ private:
+  cuda::Event reached_;
+  cuda::Stream stream_;
+};
+
 class CudaGpu final : public Gpu {
  public:
-  explicit CudaGpu(int device)
-      : memory_(std::make_shared<Memory>(device)),
-        reached_(cuda::Event::create(device).value()),
-        stream_(cuda::Stream::create(device).value()) {}
+  explicit CudaGpu(int device) : memory_(std::make_shared<Memory>(device)), copies_(device), downloads_(device) {}
 
   /// Makes the backend, which asks this object for the trainer's stream, and may outlive it.
   static std::shared_ptr<Gpu> open(Runtime& runtime, int device) {
@@ -70,32 +92,23 @@ class CudaGpu final : public Gpu {
   void note_stream(void* stream) override { *trainer_ = static_cast<CUstream_st*>(stream); }
 
   void copy(std::span<const float> from, std::span<float> to) override {
-    const std::lock_guard lock(mutex_);
-    follow_trainer();
-    cuda::copy_async(stream_, from, to).value();
-    reached_.record(stream_.native()).value();
-    reached_.hold_back(*trainer_).value();
+    const std::lock_guard lock(copies_.mutex);
+    cuda::copy_async(copies_.after(*trainer_), from, to).value();
+    copies_.hold_back(*trainer_);
   }
 
   void read(const std::vector<Download>& copies) override {
-    const std::lock_guard lock(mutex_);
-    follow_trainer();
-    for (const auto& [from, to] : copies) stream_.download_async(from, to).value();
-    stream_.synchronize().value();
+    const std::lock_guard lock(downloads_.mutex);
+    auto& stream = downloads_.after(*trainer_);
+    for (const auto& [from, to] : copies) stream.download_async(from, to).value();
+    stream.synchronize().value();
   }
 
  private:
-  void follow_trainer() {
-    reached_.record(*trainer_).value();
-    reached_.hold_back(stream_.native()).value();
-  }
-
   const std::shared_ptr<std::atomic<CUstream_st*>> trainer_ = std::make_shared<std::atomic<CUstream_st*>>(nullptr);
   const std::shared_ptr<Memory> memory_;
   std::shared_ptr<train::Backend> backend_;
-  std::mutex mutex_;
-  cuda::Event reached_;
-  cuda::Stream stream_;
+  Beside copies_, downloads_;
 };
 
 }  // namespace

@@ -236,8 +236,8 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   std::size_t device = 0;
   if (reader.read("device", device)) {
     if (device > kMostGpus) refuse("device is the number of a GPU");
-    if (!options.ways.native_steps || run.reuse_grad_buffers || run.auxiliary)
-      refuse("device goes with native_steps, and without reuse_grad_buffers and auxiliary");
+    if (!options.ways.native_steps || run.reuse_grad_buffers)
+      refuse("device goes with native_steps, and without reuse_grad_buffers");
     options.device = static_cast<int>(device);
   }
   averaging::PowerSgdOptions factors;

@@ -11,6 +11,7 @@ gradient copied to the host in its batch, as models without a link have it (floa
 
 import argparse
 import functools
+import gc
 import json
 import statistics
 import time
@@ -128,6 +129,10 @@ def main():
     for name, way in WAYS.items():
         if arguments.only is not None and name not in ("torch", *arguments.only):
             continue
+        gc.collect()  # the way before has left its model in cycles
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
         steps, epochs = way(arguments)
         rows[name] = {
             "step_ms": statistics.median(steps),
@@ -136,9 +141,7 @@ def main():
         }
         rows[name]["lost_s"] = rows[name]["epoch_s"] - rows["torch"]["epoch_s"]
         if arguments.device == "cuda":
-            rows[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            rows[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30  # of torch's own
         if name == "torch":
             print(f"{'':22}{'step ms':>9}{'longest':>9}{'epoch s':>9}{'lost s':>9}{'peak GiB':>10}", flush=True)
         row = rows[name]

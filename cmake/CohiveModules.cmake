@@ -118,6 +118,10 @@ function(cohive_c_library)
                                       PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}/src")
   target_link_libraries(cohive_c PRIVATE $<BUILD_INTERFACE:cohive_train> OpenSSL::Crypto nlohmann_json::nlohmann_json
                                          $<BUILD_INTERFACE:cohive_flags>)
+  if(COHIVE_HAVE_CUDA)  # models on a GPU; without a driver it is as without this
+    target_link_libraries(cohive_c PRIVATE $<BUILD_INTERFACE:cohive_cuda>)
+    target_compile_definitions(cohive_c PRIVATE COHIVE_C_CUDA)
+  endif()
   target_link_options(cohive_c PRIVATE "LINKER:--version-script=${map}" LINKER:--gc-sections)
   cohive_in_component(c cohive_c c)
 endfunction()

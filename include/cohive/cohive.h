@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 /** Grows with every change that an older caller would not survive. */
-#define COHIVE_ABI_VERSION 1
+#define COHIVE_ABI_VERSION 2
 
 #if defined(__GNUC__)
 #define COHIVE_API __attribute__((visibility("default")))
@@ -73,6 +73,7 @@ typedef struct cohive_tensor {
   size_t size; /**< bytes of the values */
   int32_t rank;          /**< dimensions */
   int32_t requires_grad; /**< 0 or 1; named in schemas, and travels with states */
+  int32_t on_gpu;        /**< 1: of a state, values in the memory of the trainer's "device"; else 0 */
 } cohive_tensor;
 
 /* ---- The library */
@@ -342,6 +343,18 @@ typedef struct cohive_trainer_calls {
   /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and
    * the next call waits for it first. May be null. */
   int32_t (*interrupted)(void* context);
+  /** May be null. Else the caller adds up the gradients of its batches by itself, as where they are in the memory of a
+   * GPU, and hands the sums over here: those of all batches since the last call. cohive_trainer_step() asks for them
+   * before it waits, at the end of an epoch; its `gradients` only tell then whether the batch counts.
+   * \param gradients  to be filled: one pointer for each parameter to float32 values, null where no batch had one. They
+   *                   are read until the next call, or cohive_trainer_free(); with "device", whose memory they are in,
+   *                   until the call that asks for them returns
+   * \param samples    to be filled: of these batches; 0: there was none
+   * \param scale      to be filled: what makes the values the mean over these samples, by division
+   * With use_local_updates nothing is filled: the memory of parameters and what is beside them need not have what steps
+   * have made of them before it is asked for here.
+   * Not 0: it has failed, and the call with it. */
+  int32_t (*sums)(void* context, const float** gradients, double* samples, double* scale);
 } cohive_trainer_calls;
 
 /** What a call has done. */
@@ -368,13 +381,20 @@ typedef struct cohive_step_report {
  * outer_repair_every (steps of an outer optimizer, with use_local_updates), target_group_size, bandwidth,
  * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
- * library steps, as cohive_trainer_describe() says), checkpoint_dir, checkpoint_every, checkpoint_keep, resume.
+ * library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of
+ * gradients are on, where they are averaged and stepped then; with native_steps and `calls->sums`), checkpoint_dir,
+ * checkpoint_every, checkpoint_keep, resume.
  * \param parameters  contiguous float32 values in host memory, which stay where they are until cohive_trainer_free()
  * \param beside      the same of what is averaged after the parameters: `dtype` and `requires_grad` name it in the
  *                    schema, its values are float32; `codec` "statistic": only steps change it */
 COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options, const cohive_tensor* parameters,
                                        size_t count, const cohive_tensor* beside, size_t beside_count,
                                        const cohive_trainer_calls* calls, cohive_trainer** trainer);
+/** How many GPUs a trainer's model may be on: 0 where there is no driver, and in a library without CUDA. */
+COHIVE_API int32_t cohive_gpu_count(void);
+/** For a model on a GPU: the caller queues its work on this stream, a cudaStream_t, from now on; until it is called, on
+ * the default one. Between two calls of the trainer. */
+COHIVE_API int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream);
 /** Says what the state is, which newcomers download and checkpoints keep; before the first batch, and whenever it has
  * changed. It is read at any time, by the library.
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from typing import Any, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from . import _native
+from . import _gpu, _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
 from .optim import nested_flatten, zero_gradients
@@ -50,29 +50,34 @@ _KEPT = 4  # pointers for each parameter: three statistics and the number of ste
 
 def is_plain(tensor: Any) -> bool:
     """Whether a tensor is what the library trains in place: float32 values in a row in host memory."""
-    return bool(
-        tensor.device.type == "cpu"
-        and tensor.dtype == torch.float32
-        and tensor.layout == torch.strided
-        and tensor.is_contiguous()
-    )
+    return bool(tensor.device.type == "cpu" and _gpu.is_row(tensor))
 
 
-def master_of(parameter: Any) -> Any:
-    """A float32 copy in host memory."""
-    copy = parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
-    return copy.requires_grad_(parameter.requires_grad)
+def masters_of(tensors: Sequence[Any], link: Optional[_gpu.Link]) -> List[Any]:
+    """Float32 copies in host memory: of tensors on a GPU in memory that copies are quick from."""
+    copies = link.memory([one.shape for one in tensors]) if link else [torch.empty(one.shape) for one in tensors]
+    with torch.no_grad():
+        for copy, one in zip(copies, tensors):
+            copy.copy_(one)
+    return [copy.requires_grad_(one.requires_grad) for copy, one in zip(copies, tensors)]
 
 
-def live_of(tensor: Any) -> Any:
-    """What the library averages for a tensor: its own memory wherever it can be, else a float32 copy."""
-    return tensor.detach() if is_plain(tensor) else master_of(tensor).detach()
+def live_of(tensors: Sequence[Any], link: Optional[_gpu.Link] = None) -> List[Any]:
+    """What the library averages for tensors: their own memory wherever it can be, else float32 copies."""
+    others = [one for one in tensors if not is_plain(one)]
+    copies = iter(masters_of(others, link))
+    return [(one if is_plain(one) else next(copies)).detach() for one in tensors]
 
 
 def return_memory() -> None:
     """Of tensors of some megabytes glibc keeps what they took when they are gone: here more than the model's size."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _values_at(pointer: Any, like: Any) -> Any:
+    memory = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float * like.numel())).contents
+    return torch.frombuffer(memory, dtype=torch.float32).reshape(like.shape)
 
 
 def _place_of(tensor: Any) -> Any:
@@ -88,6 +93,7 @@ class Model:
 
     :param parameters: of the model, in the order of the optimizer's groups
     :param has_copies: the optimizer steps float32 copies in host memory
+    :param link: of a model on a GPU
     """
 
     def __init__(
@@ -95,6 +101,7 @@ class Model:
         parameters: List[Any],
         optimizer: Any,
         has_copies: bool,
+        link: Optional[_gpu.Link],
         *,
         extra_tensors: Sequence[Any],
         statistics: Sequence[str],
@@ -102,18 +109,30 @@ class Model:
         local: bool,
     ) -> None:
         self.parameters, self.optimizer, self.has_copies = parameters, optimizer, has_copies
-        self._reuse, self._local = reuse, local
+        self._reuse, self._local, self._link = reuse, local, link
+        #: whether the library asks for gradients, and for what the trainer has changed, before it waits
+        self.is_asked = link is not None
+        #: on a GPU, the gradients of an epoch
+        self.sums = _gpu.Sums(parameters, link, reuse) if link and not local else None
         #: what the optimizer steps
         self.stepped = [one for group in optimizer.param_groups for one in group["params"]]
         if len(self.stepped) != len(parameters):
             raise ValueError("the optimizer has other parameters than those that it was made of")
-        #: what the library averages
-        self.live = [live_of(one) for one in self.stepped]
         self._statistics, self._extra_tensors = tuple(statistics), tuple(extra_tensors)
         self._initialize()
-        self.native = not local and self._is_known()
+        #: the library averages and steps on the GPU
+        self.on_gpu = self._is_known_on_gpu()
+        #: what the library averages
+        self.live = [one.detach() for one in self.stepped] if self.on_gpu else live_of(self.stepped, link)
+        self.native = self.on_gpu or (not local and self._is_known(is_plain))
         self._beside = self._find_beside()
+        self._shared = self._find_shared()
+        #: of them, as they were when they and their copies were the same
+        self._published: Dict[int, Any] = {}
+        self._copies: Dict[Any, Any] = {}
+        self._staged: Optional[List[Any]] = None
         self._places = [_place_of(one) for one in parameters]
+        self.refresh_state()
         self._buffers: List[Any] = []
 
     def _initialize(self) -> None:
@@ -128,10 +147,24 @@ class Model:
         del before, values
         return_memory()
 
-    def _is_known(self) -> bool:
+    def _is_known_on_gpu(self) -> bool:
+        """The same for parameters and statistics on a GPU; elsewhere than on it, statistics are not averaged."""
+        if self.sums is None or self.has_copies or self._reuse or self._statistics:
+            return False
+        device = self.stepped[0].device
+
+        def is_there(tensor: Any) -> bool:
+            return _gpu.is_row(tensor) and tensor.device == device
+
+        counters = [self.optimizer.state[one].get("step") for one in self.stepped]
+        if any(isinstance(one, torch.Tensor) and not is_plain(one) for one in counters):
+            return False  # they are counted by the host
+        return _gpu.can_step_there(self.stepped, self._link) and self._is_known(is_there)
+
+    def _is_known(self, is_in_place: Callable[[Any], bool]) -> bool:
         """Whether the library's steps are those of this optimizer, on its own tensors."""
         kind = type(self.optimizer)
-        if kind not in _STATISTICS or not all(is_plain(one) for one in self.stepped):
+        if kind not in _STATISTICS or not all(is_in_place(one) for one in self.stepped):
             return False
         hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
         if any(getattr(self.optimizer, name, None) for name in hooks):
@@ -144,9 +177,9 @@ class Model:
             if group.get("decoupled_weight_decay") and kind is torch.optim.Adam:
                 return False
         return all(
-            not isinstance(value, torch.Tensor) or is_plain(value)
+            not isinstance(value, torch.Tensor) or name == "step" or is_in_place(value)
             for one in self.stepped
-            for value in self.optimizer.state[one].values()
+            for name, value in self.optimizer.state[one].items()
         )
 
     # ---- Beside the parameters
@@ -161,12 +194,45 @@ class Model:
                 if not isinstance(tensor, torch.Tensor):
                     raise ValueError(f"the optimizer keeps no tensor {name!r} for each of its parameters")
                 info = CompressionInfo.from_tensor(tensor, key=(at, name), role=TensorRole.OPTIMIZER)
-                found.append((tensor, live_of(tensor), info, True))
+                found.append((tensor, *live_of([tensor], self._link), info, True))
         for at, tensor in enumerate(self._extra_tensors):
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 raise TypeError("an extra tensor is a tensor of torch with floating-point values")
-            found.append((tensor, live_of(tensor), CompressionInfo.from_tensor(tensor, key=at), False))
+            values = live_of([tensor], self._link)
+            found.append((tensor, *values, CompressionInfo.from_tensor(tensor, key=at), False))
         return found
+
+    def exchange(self) -> None:
+        """Before the library waits: what rounds have made of tensors that the trainer changes, too, comes to those that
+        have copies, and what the trainer has made of them into the copies."""
+        self._publish_shared()
+        for at, (tensor, _) in enumerate(self._shared):
+            self._published[at] = tensor.detach().to(dtype=torch.float32, copy=True)
+        self._download([(values, tensor.detach()) for tensor, values in self._shared])
+
+    def _find_shared(self) -> List[Tuple[Any, Any]]:
+        """Tensors that are changed between calls, with their copies: extra ones, and what local steps change on a
+        GPU."""
+        parameters = zip(self.stepped, self.live) if self._local and self._link else ()
+        extras = [(tensor, values) for tensor, values, _, is_statistic in self._beside if not is_statistic]
+        return [(one, copy) for one, copy in [*parameters, *extras] if one.data_ptr() != copy.data_ptr()]
+
+    def _publish_shared(self) -> None:
+        """Where the trainer has changed one meanwhile, it gets what rounds have changed beside that."""
+        shared = [(at, *self._shared[at], before) for at, before in self._published.items()]
+        news = [torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) for _, tensor, _, _ in shared]
+        self._upload([(came, values) for came, (_, _, values, _) in zip(news, shared)])
+        for came, (at, tensor, _, before) in zip(news, shared):
+            now = tensor.detach().to(torch.float32)
+            tensor.detach().copy_(torch.where(now == before, came, now + (came - before)))
+            self._published[at] = came
+
+    def _copy_to_shared(self) -> None:
+        """The copies were loaded: the tensors are as these."""
+        self._published.clear()
+        with torch.no_grad():
+            for tensor, values in self._shared:
+                tensor.detach().copy_(values)
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -182,7 +248,7 @@ class Model:
 
     def arrays(self) -> Tuple[List[Described], List[Described]]:
         """The memory of parameters, and of what is averaged beside them."""
-        parameters = [_described(live, "NONE") for live in self.live]
+        parameters = [_described(live, "NONE", in_place=self.on_gpu) for live in self.live]
         beside = []
         for tensor, values, _, is_statistic in self._beside:
             one = _described(values, "statistic" if is_statistic else "NONE")
@@ -194,9 +260,30 @@ class Model:
 
     # ---- The state
 
+    def refresh_state(self) -> None:
+        """Copies what of the state is on a GPU, for newcomers and checkpoints: the library reads host memory."""
+        if self._link is None or self.on_gpu:
+            return
+        leaves = [leaf for leaf in nested_flatten(self.optimizer.state_dict()) if isinstance(leaf, torch.Tensor)]
+        away = {_place_of(one): one.detach() for one in [*leaves, *self.extras()] if one.device.type != "cpu"}
+        copies = {place: self._copies[place] for place in away if place in self._copies}
+        for dtype in {one.dtype for one in away.values()}:
+            new = [place for place, one in away.items() if place not in copies and one.dtype == dtype]
+            copies.update(zip(new, self._link.memory([away[place].shape for place in new], dtype)))
+        self._download([(copies[place], one) for place, one in away.items()])
+        self._copies = copies
+
+    def on_host(self, tensor: Any) -> Any:
+        """A tensor of the state where the library reads it: a copy of refresh_state() where it is on a GPU."""
+        tensor = tensor.detach()
+        if tensor.device.type == "cpu" or self.on_gpu:
+            return tensor
+        copy = self._copies.get(_place_of(tensor))
+        return tensor.cpu() if copy is None else copy
+
     def describe(self, tensors: Sequence[Any], codecs: Sequence[str]) -> List[Described]:
         """The tensors of a state, whose memory the result keeps."""
-        return [_described(tensor, codec) for tensor, codec in zip(tensors, codecs)]
+        return [_described(tensor, codec, in_place=self.on_gpu) for tensor, codec in zip(tensors, codecs)]
 
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""
@@ -256,6 +343,9 @@ class Model:
                 tensor.copy_(values)
             for tensor, values, _, _ in self._beside:
                 values.copy_(tensor)
+        self._copy_to_shared()
+        self.forget_gradients()
+        self.refresh_state()
         return None
 
     def take_parameters(self, masters: Optional[Sequence[Any]]) -> None:
@@ -267,6 +357,9 @@ class Model:
                 source = self.parameters[at] if masters is None else masters[at]
                 if source.data_ptr() != live.data_ptr():
                     live.copy_(source)
+        for at, (_, values) in enumerate(self._shared):
+            if any(values is live for live in self.live):
+                self._published.pop(at, None)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
@@ -282,6 +375,7 @@ class Model:
                     if tensor.shape == values.shape and tensor.dtype == values.dtype:
                         loaded[name] = tensor.copy_(values)
         self._find_statistics()
+        self.refresh_state()
 
     # ---- Gradients
 
@@ -294,15 +388,20 @@ class Model:
                     "model.to() or an assignment to its data: make the optimizer when the model is where it is trained"
                 )
 
-    def gradients(self, scale: float) -> Any:
+    def gradients(self, samples: int, scale: float) -> Any:
         """Pointers to the gradients of a batch, or to the sums in buffers that are used again; null where a parameter
-        has none. They live until release_gradients(), or the next call."""
+        has none. They live until release_gradients(), or the next call. On a GPU they add up there, and there are no
+        pointers; see take_sums()."""
+        pointers = (_native.FloatPointer * len(self.parameters))()
         if self._local:
             for parameter in self.parameters if scale != 1 else ():
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
-            return (_native.FloatPointer * len(self.parameters))()
-        kept, pointers = [], (_native.FloatPointer * len(self.parameters))()
+            return pointers
+        if self.sums is not None:
+            self.sums.add(samples, scale)
+            return pointers
+        kept = []
         for at, parameter in enumerate(self.parameters):
             if parameter.grad is None:
                 continue
@@ -312,6 +411,21 @@ class Model:
         self._buffers = kept
         return pointers
 
+    def take_sums(self, pointers: Any) -> Tuple[float, float]:
+        """What the gradients of batches have added up to on a GPU: sets pointers, and returns the number of samples
+        and what makes means of the values, by division."""
+        assert self.sums is not None
+        sums, samples, scale = self.sums.take(where_they_are=self.on_gpu)
+        for at, values in enumerate(sums):
+            if values is not None:
+                pointers[at] = _pointer(values)
+        return samples, scale
+
+    def forget_gradients(self) -> None:
+        """Of batches that were taken: they belong to parameters that are no more."""
+        if self.sums is not None:
+            self.sums.forget()
+
     def release_gradients(self) -> None:
         """After the library has read them: those of the last batch need no memory while the next one is computed. It
         reads buffers that are used again in later calls, too."""
@@ -320,39 +434,46 @@ class Model:
 
     @staticmethod
     def _on_host(grad: Any) -> Any:
-        grad = grad.detach()
-        if grad.layout != torch.strided:
-            grad = grad.to_dense()
+        grad = _gpu.dense(grad)
         return grad if is_plain(grad) else grad.to(device="cpu", dtype=torch.float32).contiguous()
 
     def clear_gradients(self) -> None:
         """Begins new sums in the parameters' gradients."""
+        self.forget_gradients()
         zero_gradients(self.parameters, set_to_none=False)
 
     # ---- Steps
 
     def step(self, gradients: Optional[Sequence[Any]]) -> None:
         """Has the optimizer step, with averaged gradients or, with local updates, with those of the batch."""
-        if gradients is None:
+        if self._link and gradients is None and not self.has_copies:
+            self.optimizer.step()  # see exchange()
+            return
+        if not self.has_copies:
+            self._publish_parameters()  # a round that went on in the background may have ended in this call
+        before = [one.grad for one in self.stepped]
+        try:
+            of_batch = [one.grad for one in self.parameters]
+            grads = self._fitted(of_batch) if gradients is None else self._averages(gradients)
+            for one, grad in zip(self.stepped, grads):
+                one.grad = grad
             self.optimizer.step()
-        else:
-            before = [one.grad for one in self.stepped]
-            try:
-                for one, live, pointer in zip(self.stepped, self.live, gradients):
-                    one.grad = self._gradient(one, live, pointer)
-                self.optimizer.step()
-            finally:
-                for one, grad in zip(self.stepped, before):
-                    one.grad = grad
+        finally:
+            for one, grad in zip(self.stepped, before):
+                one.grad = grad
         self._collect()
 
-    @staticmethod
-    def _gradient(one: Any, live: Any, pointer: Any) -> Any:
-        if not pointer:
-            return None
-        size = live.numel()
-        memory = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float * size)).contents
-        return torch.frombuffer(memory, dtype=torch.float32).reshape(live.shape).to(device=one.device, dtype=one.dtype)
+    def _averages(self, pointers: Sequence[Any]) -> List[Any]:
+        """Averaged gradients as those of what the optimizer steps; None where no peer has one."""
+        averages = [_values_at(pointer, live) if pointer else None for pointer, live in zip(pointers, self.live)]
+        if self.sums is not None and not self.has_copies:
+            averages = self.sums.upload(averages)
+        return self._fitted(averages)
+
+    def _fitted(self, gradients: Sequence[Any]) -> List[Any]:
+        """As those of what the optimizer steps."""
+        pairs = zip(gradients, self.stepped)
+        return [None if values is None else values.to(device=one.device, dtype=one.dtype) for values, one in pairs]
 
     def _find_statistics(self) -> None:
         """Where the optimizer keeps them now: some replace their tensors."""
@@ -365,22 +486,64 @@ class Model:
     def _collect(self) -> None:
         """The library's memory has what the optimizer has stepped."""
         self._find_statistics()
-        with torch.no_grad():
-            for one, live in zip(self.stepped, self.live):
-                if one.data_ptr() != live.data_ptr():
-                    live.copy_(one)
-            for tensor, values, _, is_statistic in self._beside:
-                if is_statistic and tensor.data_ptr() != values.data_ptr():
-                    values.copy_(tensor)
+        copies = [(live, one.detach()) for one, live in zip(self.stepped, self.live)]
+        copies += [(values, tensor.detach()) for tensor, values, _, is_statistic in self._beside if is_statistic]
+        self._download([(to, values) for to, values in copies if to.data_ptr() != values.data_ptr()])
+        if not self._local:
+            self.refresh_state()
 
     def publish(self) -> None:
         """The model has what is in the library's memory."""
+        self._publish_parameters()
         with torch.no_grad():
-            for parameter, one, live in zip(self.parameters, self.stepped, self.live):
-                if one.data_ptr() != live.data_ptr():
-                    one.copy_(live)
-                if parameter is not one:
-                    parameter.copy_(live)
-            for tensor, values, _, _ in self._beside:
-                if tensor.data_ptr() != values.data_ptr():
-                    tensor.copy_(values)
+            self._publish_shared()
+
+    def _publish_parameters(self) -> None:
+        copies = []
+        for at, (parameter, one, live) in enumerate(zip(self.parameters, self.stepped, self.live)):
+            if one.data_ptr() != live.data_ptr() and not (self._local and self._link):
+                copies.append((one.detach(), self._stage(at, one, live)))
+            if parameter is not one:
+                copies.append((parameter.detach(), self._stage(at, parameter, live)))
+        for tensor, values, _, is_statistic in self._beside:
+            if is_statistic and tensor.data_ptr() != values.data_ptr():
+                copies.append((tensor.detach(), values))
+        self._upload(copies)
+
+    def _stage(self, at: int, parameter: Any, live: Any) -> Any:
+        """The values as the parameter has them, so that a copy to a GPU is a copy alone."""
+        if self._link is None or parameter.dtype == live.dtype:
+            return live
+        if self._staged is None:
+            self._staged = self._link.memory([one.shape for one in self.parameters], parameter.dtype)
+        self._link.wait()
+        return self._staged[at].copy_(live)
+
+    # ---- Copies
+
+    def _download(self, copies: Sequence[Tuple[Any, Any]]) -> None:
+        if self._link is not None:
+            return self._link.download(copies) if copies else None
+        with torch.no_grad():
+            for to, values in copies:
+                to.copy_(values)
+
+    def _upload(self, copies: Sequence[Tuple[Any, Any]]) -> None:
+        if self._link is not None:
+            return self._link.upload(copies) if copies else None
+        with torch.no_grad():
+            for to, values in copies:
+                to.copy_(values)
+
+    def device(self) -> Optional[int]:
+        """The number of the GPU on which the library averages and steps."""
+        return self._link.number if self._link is not None and self.on_gpu else None
+
+    def stream(self) -> int:
+        """Where the calling thread queues its work on that GPU; 0 without one, and for its default stream."""
+        return self._link.stream() if self._link is not None and self.on_gpu else 0
+
+    def wait_for_copies(self) -> None:
+        """Until the library may change what is being copied to a GPU: before its next call."""
+        if self._link is not None:
+            self._link.wait()

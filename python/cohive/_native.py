@@ -25,7 +25,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._version import __version__
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 
 class Bytes(ctypes.Structure):
@@ -45,6 +45,7 @@ class Tensor(ctypes.Structure):
         ("size", c_size_t),
         ("rank", c_int32),
         ("requires_grad", c_int32),
+        ("on_gpu", c_int32),
     ]
 
 
@@ -65,6 +66,7 @@ FloatPointer = POINTER(c_float)
 STEP_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(FloatPointer), c_uint64)
 LOAD_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(c_uint8), c_size_t, POINTER(Tensor), c_size_t, c_uint64)
 INTERRUPTED_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p)
+SUMS_CALL = ctypes.CFUNCTYPE(c_int32, c_void_p, POINTER(FloatPointer), POINTER(c_double), POINTER(c_double))
 
 
 class TrainerCalls(ctypes.Structure):
@@ -75,6 +77,7 @@ class TrainerCalls(ctypes.Structure):
         ("step", STEP_CALL),
         ("load", LOAD_CALL),
         ("interrupted", INTERRUPTED_CALL),
+        ("sums", SUMS_CALL),
     ]
 
 
@@ -169,6 +172,8 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
         [Handle, Data, c_size_t, POINTER(Tensor), POINTER(c_char_p), c_size_t, c_char_p, POINTER(FloatPointer)],
     ),
     "cohive_trainer_step": (c_int32, [Handle, POINTER(FloatPointer), c_int64, c_double, POINTER(StepReport)]),
+    "cohive_gpu_count": (c_int32, []),
+    "cohive_trainer_stream": (c_int32, [Handle, c_void_p]),
     "cohive_trainer_settle": (c_int32, [Handle]),
     "cohive_trainer_load": (c_int32, [Handle, POINTER(c_int32)]),
     "cohive_trainer_average": (c_int32, [Handle, POINTER(c_uint64)]),

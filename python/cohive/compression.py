@@ -245,12 +245,14 @@ class Described:
         self.values: Any = None
 
 
-def _described(tensor: Any, codec: str, with_values: bool = True) -> Described:
-    """A tensor of torch as the library takes it; values of another device, or not in a row, are copied."""
+def _described(tensor: Any, codec: str, with_values: bool = True, in_place: bool = False) -> Described:
+    """A tensor of torch as the library takes it; values of another device, or not in a row, are copied, unless it takes
+    them where they are."""
     dtype = str(tensor.dtype).replace("torch.", "")
     described = Described(tuple(tensor.shape), dtype, codec, tensor.requires_grad)
     if with_values:
-        described.values = tensor.detach().to("cpu").contiguous()
+        described.values = tensor.detach() if in_place else tensor.detach().to("cpu").contiguous()
+        described.tensor.on_gpu = int(described.values.device.type != "cpu")
         described.tensor.data = described.values.data_ptr() or None
         described.tensor.size = described.values.numel() * described.values.element_size()
     return described

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ._torch import torch
 
@@ -27,6 +27,15 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._looked: Dict[int, bool] = {}
         self._found_inf = self._epoch_ended = False
+        self._told: Optional[Tuple[Any, int, float]] = None
+
+    def get_scale(self) -> float:
+        """The scale of the loss. Waits for its device only where it has changed since the last call."""
+        if not self._enabled or self._scale is None:
+            return float(super().get_scale())
+        if self._told is None or self._told[0] is not self._scale or self._told[1] != self._scale._version:
+            self._told = (self._scale, self._scale._version, float(self._scale.item()))
+        return self._told[2]
 
     def are_grads_finite(self, optimizer: Any, use_cached: bool = False) -> bool:
         """Whether the gradients of the model hold neither NaN nor infinity."""

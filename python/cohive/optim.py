@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -95,8 +96,18 @@ def zero_gradients(parameters: Iterable[Any], set_to_none: bool) -> None:
 
 
 def gradients_are_finite(parameters: Iterable[Any]) -> bool:
-    """Whether no gradient holds NaN or infinity."""
-    return all(one.grad is None or bool(torch.isfinite(one.grad).all()) for one in parameters)
+    """Whether no gradient holds NaN or infinity. Waits for each device once."""
+    away: Dict[Any, List[Any]] = {}
+    for one in parameters:
+        if one.grad is None:
+            continue
+        values = one.grad.detach() if one.grad.layout == torch.strided else one.grad.detach().coalesce().values()
+        if values.device.type != "cpu":
+            away.setdefault(values.device, []).append(values)
+        elif not bool(torch.isfinite(values).all()):
+            return False
+    largest = [torch.stack([one.float() for one in torch._foreach_norm(of, math.inf)]) for of in away.values()]
+    return all(bool(torch.isfinite(one).all()) for one in largest)
 
 
 def initialize_optimizer_state(optimizer: Any) -> None:
@@ -108,24 +119,34 @@ def initialize_optimizer_state(optimizer: Any) -> None:
     optimizer.step()
 
 
-def dump_optimizer_state(optimizer: Any) -> Tuple[List[Dict[str, Any]], List[Any]]:
+def _on_host(tensor: Any) -> Any:
+    return tensor.detach().cpu()
+
+
+def dump_optimizer_state(
+    optimizer: Any, on_host: Callable[[Any], Any] = _on_host
+) -> Tuple[List[Dict[str, Any]], List[Any]]:
     """The optimizer's state_dict() as metadata and tensors."""
     metadata: List[Dict[str, Any]] = []
     tensors: List[Any] = []
     for leaf in nested_flatten(optimizer.state_dict()):
         if isinstance(leaf, torch.Tensor):
             metadata.append(dict(type="tensor", index=len(tensors)))
-            tensors.append(leaf.detach().cpu())
+            tensors.append(on_host(leaf))
         else:
             metadata.append(dict(type="value", value=leaf))
     return metadata, tensors
 
 
 def dump_training_state(
-    parameters: Sequence[Any], names: Sequence[Any], extras: Sequence[Any], optimizer: Any
+    parameters: Sequence[Any],
+    names: Sequence[Any],
+    extras: Sequence[Any],
+    optimizer: Any,
+    on_host: Callable[[Any], Any] = _on_host,
 ) -> Tuple[List[Dict[str, Any]], List[Any], List[CompressionInfo]]:
     """The optimizer's metadata, all tensors of a state in the order in which newcomers get them, and what each is."""
-    metadata, statistics = dump_optimizer_state(optimizer)
+    metadata, statistics = dump_optimizer_state(optimizer, on_host)
     infos = [
         CompressionInfo.from_tensor(tensor, key=name, role=TensorRole.PARAMETER)
         for tensor, name in zip(parameters, names)

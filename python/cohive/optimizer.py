@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
-from . import _events, _model, _msgpack, _native
+from . import _events, _gpu, _model, _msgpack, _native
 from ._native import Handle, check, lib
 from ._torch import torch
 from .compression import CompressionBase, CompressionInfo, NoCompression
@@ -80,6 +80,8 @@ class _Run:
         self.handle: Optional[Handle] = None
         self.calls: Any = None
         self.closed = False
+        #: of a GPU, on which the trainer queues its work
+        self.stream = 0
         #: of each thread: what was raised inside of a callback, and Ctrl+C that has come meanwhile
         self.of_thread = _OfThread()
 
@@ -262,6 +264,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> None:
         self._run = _Run()
         self._last_status: Dict[str, Any] = {}
+        self._described: Any = None
         client_mode = dht.client_mode if client_mode is None else client_mode
         delay_optimizer_step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
         if offload_optimizer is None:
@@ -286,7 +289,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         #: what the last call of step() has done; see cohive_step_report in cohive.h
         self.last_report: Optional[_native.StepReport] = None
         self._model = _model.Model(
-            *self._make_optimizer(optimizer, params, offload_optimizer, delay_optimizer_step or delay_grad_averaging),
+            *self._make_optimizer(
+                optimizer,
+                params,
+                offload_optimizer,
+                delay_optimizer_step or delay_grad_averaging,
+                may_step_there=not reuse_grad_buffers and not average_opt_statistics,
+            ),
             extra_tensors=extra_tensors,
             statistics=average_opt_statistics,
             reuse=reuse_grad_buffers,
@@ -328,6 +337,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "verified_share": verified_share,
             "clip_grad_norm": clip_grad_norm,
             "native_steps": self._model.native,
+            "device": self._model.device(),
             **self._codecs(grad_compression or NoCompression(), state_averaging_compression or NoCompression()),
             **_factory_options(grad_averager_factory),
         }
@@ -344,16 +354,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @staticmethod
     def _make_optimizer(
-        optimizer: Any, params: Optional[Any], offload: bool, delayed: bool
-    ) -> Tuple[List[Any], Any, bool]:
-        """The model's parameters, the optimizer, and whether it steps copies of them."""
+        optimizer: Any, params: Optional[Any], offload: bool, delayed: bool, may_step_there: bool
+    ) -> Tuple[List[Any], Any, bool, Optional[_gpu.Link]]:
+        """The model's parameters, the optimizer, whether it steps copies of them, and the link of a GPU."""
         if makes_optimizer(optimizer) and params is not None:
             groups = _groups_of(params)
             parameters = [parameter for group in groups for parameter in group["params"]]
+            link = _gpu.link_for(parameters)
+            delayed = delayed and not (may_step_there and _gpu.can_step_there(parameters, link))
             copies = (offload or delayed) and not all(_model.is_plain(parameter) for parameter in parameters)
             if copies:
-                groups = [dict(group, params=[_model.master_of(one) for one in group["params"]]) for group in groups]
-            return parameters, _without_closures(optimizer(groups)), copies
+                masters = iter(_model.masters_of(parameters, link))
+                groups = [dict(group, params=[next(masters) for _ in group["params"]]) for group in groups]
+            return parameters, _without_closures(optimizer(groups)), copies, link
         if not all(hasattr(optimizer, name) for name in ("param_groups", "step", "zero_grad")):
             raise ValueError(_TWO_WAYS)
         if offload or delayed:
@@ -363,7 +376,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             )
         _groups_of(optimizer.param_groups)
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        return parameters, _without_closures(optimizer), False
+        return parameters, _without_closures(optimizer), False, _gpu.link_for(parameters)
 
     def _make_scheduler(self, scheduler: Any, made: bool) -> Any:
         if scheduler is None:
@@ -401,6 +414,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             _native.STEP_CALL(self._on_step),
             _native.LOAD_CALL(self._on_load),
             _native.INTERRUPTED_CALL(self._on_wait),
+            _native.SUMS_CALL(self._on_sums) if self._model.is_asked else _native.SUMS_CALL(),
         )
         parameters, beside = self._model.arrays()
         self._checked(
@@ -445,6 +459,15 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
         return self._guarded(work)
 
+    def _on_sums(self, _: Any, gradients: Any, samples: Any, scale: Any) -> int:
+        def work() -> bool:
+            self._model.exchange()
+            if self._model.sums is not None:
+                samples[0], scale[0] = self._model.take_sums(gradients)
+            return True
+
+        return self._guarded(work)
+
     def _on_wait(self, _: Any) -> int:
         return self._guarded(lambda: not self._run.of_thread.interrupts)
 
@@ -463,19 +486,27 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _call(self, function: Any, *arguments: Any) -> None:
         if self._run.handle is None or self._run.closed:
             raise RuntimeError("this optimizer was shut down")
+        self._model.wait_for_copies()
+        if (stream := self._model.stream()) != self._run.stream:
+            check(lib.cohive_trainer_stream(self._run.handle, stream))
+            self._run.stream = stream
         self._checked(function, self._run.handle, *arguments)
 
     # ---- Its state, as the library knows it
 
     def _describe(self) -> None:
         metadata, tensors, infos = dump_training_state(
-            self._model.live, range(len(self._model.live)), self._model.extras(), self.opt
+            self._model.live,
+            range(len(self._model.live)),
+            [self._model.on_host(one) for one in self._model.extras()],
+            self.opt,
+            self._model.on_host,
         )
         codecs = [self._load_compression.codec(info).name for info in infos]
         packed = _msgpack.dumps({"group_bits": "", "optimizer_metadata": metadata})
         described = self._model.describe(tensors, codecs)
         steps, statistics = self._model.native_steps()
-        self._described = (described, statistics)  # their memory is read until the next description
+        before, self._described = self._described, (described, statistics)  # memory that is read until the next one
         self._call(
             lib.cohive_trainer_describe,
             _native.data(packed),
@@ -486,6 +517,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             steps,
             statistics,
         )
+        del before
         self._settings = self._fingerprint()
 
     def _fingerprint(self) -> List[Any]:
@@ -499,6 +531,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.opt._opt_called = True  # the library may have stepped, of which torch's scheduler knows nothing
             while self.scheduler._step_count <= self.local_epoch:
                 self.scheduler.step()
+        if self.use_local_updates:
+            self._model.refresh_state()
         self._describe()
 
     def _status(self) -> Dict[str, Any]:
@@ -538,7 +572,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         report = _native.StepReport()
         with torch.no_grad():
             counts = finite and not self.auxiliary
-            gradients = self._model.gradients(scale) if counts else None
+            gradients = self._model.gradients(samples, scale) if counts else None
+            if not self._model.is_asked:
+                self._model.exchange()
             self._call(
                 lib.cohive_trainer_step,
                 gradients,
@@ -552,7 +588,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.last_report = report
             if report.epoch_changed or report.loaded_state or report.updated:
                 self._take_over()
-            elif self.use_local_updates:
+            elif self.use_local_updates and self._model.has_copies:
                 self._model.publish()
             if report.loaded_state:
                 _model.return_memory()
@@ -597,6 +633,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def average_parameters(self) -> int:
         """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
         group = ctypes.c_uint64()
+        self._model.exchange()
         self._call(lib.cohive_trainer_average, ctypes.byref(group))
         self._take_over()
         return group.value
@@ -606,6 +643,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
         nobody else came. Only shutdown() may follow."""
         group = ctypes.c_uint64()
+        self._model.exchange()
         self._call(lib.cohive_trainer_finish, ctypes.byref(group))
         self._model.publish()
         return group.value
@@ -675,6 +713,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._model.load_optimizer({**state, "state": inner})
         self._resume_schedule(settings, epoch)
         self._model.take_parameters(masters)
+        self._model.forget_gradients()
         self._describe()
         self._call(lib.cohive_trainer_restore, epoch)
         self._take_over()
@@ -692,6 +731,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file."""
+        self._model.exchange()
         self._call(lib.cohive_trainer_save, str(path).encode())
 
     def load_checkpoint(self, path: str) -> int:
@@ -833,6 +873,8 @@ def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]
     known = scaler._per_optimizer_states[id(optimizer)]
     if not known["found_inf_per_device"]:
         scaler._check_inf_per_device(optimizer)  # which its update() goes by
-    found = sum(float(value.item()) for value in known["found_inf_per_device"].values())
+    found = list(known["found_inf_per_device"].values())
+    # One copy to the host, as a scaler of torch makes it for any optimizer.
+    told = torch.stack([one.reshape(()).to(found[0].device) for one in [*found, scaler._scale]]).tolist()
     unscaled = getattr(known["stage"], "name", "") == "UNSCALED"
-    return 1.0 if unscaled else float(scaler.get_scale()), found == 0
+    return 1.0 if unscaled else float(told[-1]), not any(told[:-1])

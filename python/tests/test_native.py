@@ -10,6 +10,7 @@ from cohive import _native
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "include/cohive/cohive.h"
 TYPES = {
+    "void*": ctypes.c_void_p,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "uint64_t": ctypes.c_uint64,

@@ -17,6 +17,7 @@ from cohive import GradScaler, Optimizer  # noqa: E402
 
 PATIENCE = 60
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
+DEVICE = "cpu"  # of models; test_gpu.py has another one
 
 
 @pytest.fixture
@@ -25,12 +26,17 @@ def trainer(trainer_alone):
 
 
 def model_of(value=0.5, dtype=torch.float32):
-    parameter = torch.full((6,), value, dtype=dtype)
+    parameter = torch.full((6,), value, dtype=dtype, device=DEVICE)
     return torch.nn.Parameter(parameter)
 
 
 def samples_of(size):
-    return torch.randn(size, 6, generator=torch.Generator().manual_seed(size))
+    return torch.randn(size, 6, generator=torch.Generator().manual_seed(size)).to(DEVICE)
+
+
+def statistics_of(optimizer):
+    """Those of its only parameter."""
+    return next(iter(optimizer.state.values()))
 
 
 SIZES = (1, 7, 3, 5)
@@ -117,7 +123,7 @@ def test_gradients_add_up_in_reused_buffers(trainer):
         for _ in range(4):  # batches of one size weigh the same
             loss_of(weight, 4).backward()
             optimizer.step(batch_size=4)
-        assert torch.equal(weight.grad, torch.zeros(6)), "a new epoch begins with none"
+        assert torch.equal(weight.grad, torch.zeros_like(weight)), "a new epoch begins with none"
     other = model_of()
     for _ in range(2):
         gradient = torch.autograd.grad(loss_of(other, 4), other)[0]
@@ -132,7 +138,7 @@ def test_a_parameter_without_gradients_stays(trainer):
     used, unused = model_of(), model_of()
     optimizer = trainer(params=[used, unused], optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
     train_alone(optimizer, used)
-    assert torch.equal(unused, torch.full((6,), 0.5)) and not torch.equal(used, unused)
+    assert torch.equal(unused, model_of()) and not torch.equal(used, unused)
 
 
 def test_schedules_follow_epochs_and_groups_can_be_written(trainer):
@@ -201,7 +207,7 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
     assert third.load_checkpoint(tmp_path / "state.safetensors") == 3
     for one, model in ((again, other), (third, from_file)):
         assert torch.equal(model, values)
-        assert torch.equal(one.state[model]["exp_avg"], saved["state"][0]["exp_avg"])
+        assert torch.equal(statistics_of(one)["exp_avg"], saved["state"][0]["exp_avg"])
         for size in SIZES:
             loss_of(model, size).backward()
             one.step(batch_size=size)
@@ -308,7 +314,7 @@ def test_peers_step_together(swarm, mode):
     run_both(lambda: train(0), lambda: train(1))
     assert max(groups[0]) == max(groups[1]) == 2, groups
     assert torch.allclose(models[0], models[1], atol=1e-5)
-    assert not torch.allclose(models[0], torch.full((6,), 0.5), atol=1e-2)
+    assert not torch.allclose(models[0], model_of(), atol=1e-2)
     for one in made:
         one.shutdown()
         assert not one.is_alive() and not one.tracker.is_alive() and one.local_epoch >= epochs
@@ -326,7 +332,7 @@ def test_a_newcomer_takes_the_state_of_local_steps(swarm):
         second.load_state_from_peers()
         time.sleep(0.1)
     assert second.local_epoch == 3 and torch.allclose(new, old)
-    assert torch.equal(second.state[new]["exp_avg_sq"], first.state[old]["exp_avg_sq"])
+    assert torch.equal(statistics_of(second)["exp_avg_sq"], statistics_of(first)["exp_avg_sq"])
     first.shutdown()
     second.shutdown()
 
@@ -336,7 +342,7 @@ def test_a_newcomer_takes_the_state(swarm):
     options = dict(QUICK, target_batch_size=16, optimizer=KINDS["adam"], delay_state_averaging=False)
     schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
     old, new = model_of(), model_of(7.0)
-    extras = [torch.full((3,), 5.0), torch.zeros(3)]
+    extras = [torch.full((3,), 5.0, device=DEVICE), torch.zeros(3, device=DEVICE)]
     first = Optimizer(dht=peers[0], params=[old], extra_tensors=extras[:1], scheduler=schedule, **options)
     train_alone(first, old)
     second = Optimizer(dht=peers[1], params=[new], extra_tensors=extras[1:], scheduler=schedule, **options)
@@ -345,8 +351,8 @@ def test_a_newcomer_takes_the_state(swarm):
         second.load_state_from_peers()
         time.sleep(0.1)
     assert second.local_epoch == 3 and torch.equal(new, old) and torch.equal(extras[1], extras[0])
-    assert torch.equal(second.state[new]["exp_avg_sq"], first.state[old]["exp_avg_sq"])
-    assert second.state[new]["step"] == first.state[old]["step"] == 4
+    assert torch.equal(statistics_of(second)["exp_avg_sq"], statistics_of(first)["exp_avg_sq"])
+    assert statistics_of(second)["step"] == statistics_of(first)["step"] == 4
     assert second.param_groups[0]["lr"] == pytest.approx(0.0125)
     first.shutdown()
     second.shutdown()
@@ -354,7 +360,7 @@ def test_a_newcomer_takes_the_state(swarm):
 
 def test_extra_tensors_and_statistics_are_averaged(swarm):
     peers = swarm(2)
-    models, extras = [model_of(), model_of()], [torch.full((3,), 1.0), torch.full((3,), 3.0)]
+    models, extras = [model_of(), model_of()], [torch.full((3,), value, device=DEVICE) for value in (1.0, 3.0)]
     made = [
         Optimizer(
             dht=dht,
@@ -367,8 +373,8 @@ def test_extra_tensors_and_statistics_are_averaged(swarm):
         )
         for dht, model, extra in zip(peers, models, extras)
     ]
-    for optimizer, model, value in zip(made, models, (2.0, 6.0)):
-        optimizer.state[model]["exp_avg"].fill_(value)
+    for optimizer, value in zip(made, (2.0, 6.0)):
+        statistics_of(optimizer)["exp_avg"].fill_(value)
     groups = [0, 0]
 
     def average(at):
@@ -376,15 +382,17 @@ def test_extra_tensors_and_statistics_are_averaged(swarm):
 
     run_both(lambda: average(0), lambda: average(1))
     assert groups == [2, 2]
-    for optimizer, model, extra in zip(made, models, extras):
-        assert torch.allclose(extra, torch.full((3,), 2.0))
-        assert torch.allclose(optimizer.state[model]["exp_avg"], torch.full((6,), 4.0))
+    for optimizer, extra in zip(made, extras):
+        assert torch.allclose(extra, torch.full_like(extra, 2.0))
+        assert torch.allclose(statistics_of(optimizer)["exp_avg"].cpu(), torch.full((6,), 4.0))
         optimizer.shutdown()
 
 
-def test_local_updates_step_in_every_batch(trainer):
-    weight = model_of()
-    optimizer = trainer(params=[weight], optimizer=SGD, use_local_updates=True, target_batch_size=8)
+@pytest.mark.parametrize("dtype, offload", [(torch.float32, None), (torch.bfloat16, False), (torch.bfloat16, True)])
+def test_local_updates_step_in_every_batch(trainer, dtype, offload):
+    weight = model_of(dtype=dtype)
+    options = dict(use_local_updates=True, target_batch_size=8, offload_optimizer=offload)
+    optimizer = trainer(params=[weight], optimizer=SGD, **options)
     other = model_of()
     local = SGD([other])
     for _ in range(4):
@@ -393,7 +401,7 @@ def test_local_updates_step_in_every_batch(trainer):
             loss_of(model, 4).backward()
         optimizer.step(batch_size=4)
         local.step()
-        assert torch.allclose(weight, other)
+        assert torch.allclose(weight.float(), other, rtol=1e-5 if dtype == torch.float32 else 2e-2)
     assert optimizer.local_epoch == 2 and optimizer.grad_averager is None
 
 
@@ -402,7 +410,7 @@ def test_local_updates_step_in_every_batch(trainer):
 
 def test_a_scaled_loss_makes_the_same_step(trainer):
     for reuse in (False, True):
-        weight, scaler = model_of(), GradScaler("cpu", init_scale=1024.0)
+        weight, scaler = model_of(), GradScaler(DEVICE, init_scale=1024.0)
         optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=reuse, batch_size_per_step=4)
         for _ in range(4):
             scaler.scale(loss_of(weight, 4)).backward()
@@ -417,7 +425,7 @@ def test_a_scaled_loss_makes_the_same_step(trainer):
 
 
 def test_a_batch_that_overflows_does_not_count(trainer):
-    weight, scaler = model_of(), GradScaler("cpu", init_scale=1024.0)
+    weight, scaler = model_of(), GradScaler(DEVICE, init_scale=1024.0)
     optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4)
     (weight * float("inf")).sum().backward()
     scaler.step(optimizer)
@@ -427,7 +435,7 @@ def test_a_batch_that_overflows_does_not_count(trainer):
 
 
 def test_the_scaler_of_torch_is_taken(trainer):
-    weight, scaler = model_of(), torch.amp.GradScaler("cpu", init_scale=64.0)
+    weight, scaler = model_of(), torch.amp.GradScaler(DEVICE, init_scale=64.0)
     optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=16)
     scaler.scale(loss_of(weight, 16)).backward()
     scaler.step(optimizer)

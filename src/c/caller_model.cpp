@@ -27,11 +27,12 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
 }  // namespace
 
 CallerModel::CallerModel(Runtime& runtime, train::TrainerThread& thread, CallerArrays arrays,
-                         cohive_trainer_calls calls, CallerWays ways)
-    : BufferReplica(runtime, arrays.parameters, optimizer_of(thread, ways)),
+                         cohive_trainer_calls calls, CallerWays ways, std::shared_ptr<Gpu> gpu)
+    : BufferReplica(runtime, arrays.parameters, optimizer_of(thread, ways), gpu ? gpu->backend() : nullptr),
       thread_(thread),
       calls_(calls),
       ways_(ways),
+      gpu_(std::move(gpu)),
       beside_(std::move(arrays.beside)) {
   average_beside(infos_of(beside_));
   for (const auto& one : beside_) copies_.push_back(train::Buffer::on_host(one.values.size()));
@@ -103,6 +104,11 @@ std::array<optim::View, optim::kMostStateFields> CallerModel::statistics(std::si
   return views;
 }
 
+void CallerModel::exchange_live(std::size_t parameter, train::Buffer& next) {
+  if (!gpu_) return BufferReplica::exchange_live(parameter, next);
+  gpu_->copy(next.values, live_[parameter].values);
+}
+
 std::int64_t CallerModel::steps_taken(std::size_t parameter) {
   if (!ways_.native_steps) return BufferReplica::steps_taken(parameter);
   const std::lock_guard lock(described_);
@@ -136,6 +142,7 @@ void CallerModel::hand_over(const std::vector<const float*>& gradients, double s
 
 void CallerModel::take_batch(const float* const* gradients, double samples, double scale) {
   if (ways_.local_steps) return change([this] { call_step({}, 0); });
+  if (calls_.sums) return;  // which will hand over the sum
   std::vector<const float*> pointers(gradients, gradients + size());
   if (ways_.reuse_buffers) {
     buffers_ = std::move(pointers);
@@ -147,15 +154,34 @@ void CallerModel::take_batch(const float* const* gradients, double samples, doub
   unread_.get();
 }
 
+CallerModel::Sums CallerModel::ask_for_sums() const {
+  Sums sums{std::vector<const float*>(size())};
+  if (calls_.sums(calls_.context, sums.values.data(), &sums.samples, &sums.scale) != 0)
+    throw std::runtime_error("the caller has failed to hand over its gradients");
+  return sums;
+}
+
+void CallerModel::take_sums_of_caller() {
+  if (!calls_.sums) return;
+  if (ways_.local_steps) return change([this] { ask_for_sums(); });
+  if (unread_.valid()) unread_.get();
+  const auto [sums, samples, scale] = ask_for_sums();
+  if (samples == 0) return;
+  if (!(samples > 0 && scale > 0 && std::isfinite(samples) && std::isfinite(scale)))
+    refuse("the sums of gradients have a number of samples and a scale that are above 0 and finite");
+  hand_over(sums, samples, scale);
+  if (gpu_) unread_.get();  // what the trainer queues from now on writes there
+}
+
 /// The sum of buffers that are used again is that of batches, whose mean it becomes.
 void CallerModel::cut_gradients() {
-  if (ways_.reuse_buffers && batches_ > 0) hand_over(buffers_, 1, scale_ * batches_);
+  if (ways_.reuse_buffers && batches_ > 0 && !calls_.sums) hand_over(buffers_, 1, scale_ * batches_);
   batches_ = 0;
   BufferReplica::cut_gradients();
 }
 
 bool CallerModel::clear_buffers() {
-  if (!unread_.valid()) return false;
+  if (!unread_.valid() || calls_.sums) return false;
   unread_.get();
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     if (buffers_[i]) std::fill_n(const_cast<float*>(buffers_[i]), gradient_infos()[i].elements(), 0.0f);
@@ -217,16 +243,23 @@ std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoc
   metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
   state.metadata = std::move(metadata);
   change([&] {
+    std::vector<Gpu::Download> downloads;
     for (const auto& part : described.parts) {
       const auto* from = part.data;
       if (part.parameter) from = reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data());
       auto tensor = part.described;
-      tensor.data = Slice::copy_of({from, part.size});
+      if (gpu_ && (part.parameter || part.on_gpu)) {
+        tensor.data = Slice::uninitialised(part.size);
+        downloads.push_back({from, {tensor.data.mutable_data(), part.size}});
+      } else {
+        tensor.data = Slice::copy_of({from, part.size});
+      }
       state.names.push_back(part.name);
       const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
       state.infos.push_back({part.codec, tensor.shape, tensor.dtype, role});
       state.tensors.push_back(std::move(tensor));
     }
+    if (gpu_) gpu_->read(downloads);
   });
   return state;
 }
@@ -255,6 +288,7 @@ Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, 
   if (!*fits) co_return Error(averaging::Errc::bad_state, shared->donor, "it is of another model or optimizer");
   forget_next();
   publishable_.reset();
+  backend().follow_caller();  // the trainer's copies to a device
   co_return epoch;
 }
 

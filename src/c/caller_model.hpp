@@ -10,6 +10,7 @@
 
 #include "cohive/cohive.h"
 #include "cohive/train/buffer_replica.hpp"
+#include "gpu.hpp"
 
 namespace cohive::c {
 
@@ -20,6 +21,7 @@ struct Layout {
     codec::Tensor described;  ///< without values
     const std::uint8_t* data = nullptr;
     std::size_t size = 0;                  ///< bytes
+    bool on_gpu = false;                   ///< the memory is that of the model's GPU
     std::optional<std::size_t> parameter;  ///< whose newest values it has
     std::string codec, name;
   };
@@ -33,7 +35,7 @@ struct Layout {
 
 /// The arrays of a model live as long as it does.
 struct CallerArrays {
-  std::vector<train::BufferTensor> parameters;
+  std::vector<train::BufferTensor> parameters;  ///< with a Gpu, in its memory
   /// Averaged beside the parameters.
   struct Beside {
     std::span<float> values;
@@ -53,8 +55,9 @@ struct CallerWays {
 /// Its functions of the caller's run on the trainer's thread, inside of calls of the Trainer.
 class CallerModel : public train::BufferReplica {
  public:
+  /// \param gpu  that parameters, statistics and gradients are on; null: the host
   CallerModel(Runtime& runtime, train::TrainerThread& thread, CallerArrays arrays, cohive_trainer_calls calls,
-              CallerWays ways);
+              CallerWays ways, std::shared_ptr<Gpu> gpu);
   ~CallerModel() override;
 
   // ---- The trainer's thread
@@ -64,6 +67,12 @@ class CallerModel : public train::BufferReplica {
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
   /// reads them any more, but for buffers that are used again.
   void take_batch(const float* const* gradients, double samples, double scale);
+  /// Has the caller hand over what it has added up by itself, or with local steps its parameters, if it does so.
+  void take_sums_of_caller();
+  /// Notes on which stream of the GPU the trainer queues its work.
+  void note_stream(void* stream) const {
+    if (gpu_) gpu_->note_stream(stream);
+  }
   /// Forgets the batches in buffers that are used again.
   void forget_batches() { batches_ = 0; }
   /// Waits until nothing reads the buffers that are used again. True: they belong to an epoch that has ended, and were
@@ -80,6 +89,7 @@ class CallerModel : public train::BufferReplica {
 
  protected:
   optim::Options options(std::size_t parameter) override;
+  void exchange_live(std::size_t parameter, train::Buffer& next) override;
   std::array<optim::View, optim::kMostStateFields> statistics(std::size_t parameter) override;
   std::int64_t steps_taken(std::size_t parameter) override;
   void count_step(std::size_t parameter) override;
@@ -88,6 +98,12 @@ class CallerModel : public train::BufferReplica {
  private:
   std::optional<train::CallersOptimizer> optimizer_of(train::TrainerThread& thread, const CallerWays& ways);
   void call_step(const std::vector<std::span<float>>& gradients, std::uint64_t epoch) const;
+  /// Of batches, as the caller has added them up.
+  struct Sums {
+    std::vector<const float*> values;
+    double samples = 0, scale = 1;
+  };
+  Sums ask_for_sums() const;
   void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
   void check(const Layout& layout) const;
   Layout layout() const;
@@ -100,6 +116,7 @@ class CallerModel : public train::BufferReplica {
   train::TrainerThread& thread_;
   const cohive_trainer_calls calls_;
   const CallerWays ways_;
+  const std::shared_ptr<Gpu> gpu_;
   std::vector<CallerArrays::Beside> beside_;
   mutable std::mutex described_;
   Layout layout_;

@@ -12,7 +12,8 @@ cohive_tensor view_of(const codec::Tensor& tensor) {
           nullptr,
           bytes.size(),
           static_cast<std::int32_t>(tensor.shape.size()),
-          tensor.requires_grad};
+          tensor.requires_grad,
+          0};
 }
 
 codec::DType dtype_of(const cohive_tensor& tensor) {

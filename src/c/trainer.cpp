@@ -60,7 +60,8 @@ void TrainerState::open(Swarm& swarm, TrainerOptions options, CallerArrays array
   });
   CallerModel* made = nullptr;
   const auto make = [&](Runtime& runtime, train::TrainerThread& thread) {
-    auto model = std::make_shared<CallerModel>(runtime, thread, std::move(arrays), calls, options.ways);
+    auto gpu = options.device ? open_gpu(runtime, *options.device) : nullptr;
+    auto model = std::make_shared<CallerModel>(runtime, thread, std::move(arrays), calls, options.ways, std::move(gpu));
     model->clip_gradients(options.clip_grad_norm);
     made = model.get();
     return model;
@@ -175,7 +176,7 @@ std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gr
     if (samples < (counts ? 1 : 0)) refuse("a batch has at least one sample");
     if (!(scale > 0) || !std::isfinite(scale)) refuse("the scale of a loss must be above 0 and finite");
     if (self.options().auxiliary && counts) refuse("an auxiliary peer has no batches");
-    const auto done = self.step([&]() -> std::int64_t {
+    const auto take = [&]() -> std::int64_t {
       if (counts) {
         model.take_batch(gradients, static_cast<double>(samples), scale);
         return samples;
@@ -185,11 +186,20 @@ std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gr
         self.forget_samples();
       }
       return 0;
-    });
+    };
+    const auto done = self.step(take, [&] { model.take_sums_of_caller(); });
     if (done.loaded_state) model.forget_batches();
     const bool cleared = model.clear_buffers();
     if (report) *report = told(done, cleared);
   });
+}
+
+std::int32_t cohive_gpu_count() {
+  return gpu_count();
+}
+
+std::int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream) {
+  return with_trainer(trainer, [&](Trainer&, CallerModel& model) { model.note_stream(stream); });
 }
 
 std::int32_t cohive_trainer_settle(cohive_trainer* trainer) {

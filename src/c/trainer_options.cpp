@@ -16,6 +16,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kMostGpus = 1024;
 constexpr std::size_t kMostRounds = 1'000'000'000;  // between two of something
 
 /// One codec for all tensors, or one for each.
@@ -232,6 +233,13 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   double number = 0;
   if (reader.read("bandwidth", number)) run.bandwidth = number;
   if (reader.read("clip_grad_norm", number)) options.clip_grad_norm = number;
+  std::size_t device = 0;
+  if (reader.read("device", device)) {
+    if (device > kMostGpus) refuse("device is the number of a GPU");
+    if (!options.ways.native_steps || run.reuse_grad_buffers)
+      refuse("device goes with native_steps, and without reuse_grad_buffers");
+    options.device = static_cast<int>(device);
+  }
   averaging::PowerSgdOptions factors;
   const bool low_rank = reader.read("averager_rank", factors.averager_rank, 1);
   reader.read("min_compression_ratio", factors.min_compression_ratio);
@@ -289,6 +297,7 @@ Layout read_layout(const std::vector<const void*>& parameters, ByteView metadata
     check_size(state[k], codec::size_of(part.described.dtype), "tensor " + std::to_string(k) + " of the state");
     part.data = static_cast<const std::uint8_t*>(state[k].data);
     part.size = state[k].size;
+    part.on_gpu = state[k].on_gpu != 0;
     if (part.size > 0 && !part.data) refuse("data must not be null");
     const auto found = std::ranges::find(parameters, state[k].data);
     if (found != parameters.end() && part.size > 0)

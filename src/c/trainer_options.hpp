@@ -10,6 +10,7 @@ struct TrainerOptions {
   train::RunOptions run;
   CallerWays ways;
   std::optional<double> clip_grad_norm;
+  std::optional<int> device;  ///< number of the GPU that the model is on
 };
 
 /// Reads the options of cohive_trainer_open(). Refuses what cannot be meant.

@@ -93,8 +93,11 @@ std::span<float> values_of(const BufferTensor& tensor, const std::string& what) 
 // ---- Making one
 
 BufferReplica::BufferReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, std::vector<Buffer> live,
-                             optim::Options optimizer)
-    : FusedReplica(runtime, infos_of(shapes)), live_(std::move(live)), options_(std::move(optimizer)), steps_(size()) {
+                             optim::Options optimizer, std::shared_ptr<Backend> backend)
+    : FusedReplica(runtime, infos_of(shapes), std::move(backend)),
+      live_(std::move(live)),
+      options_(std::move(optimizer)),
+      steps_(size()) {
   if (live_.empty()) throw std::invalid_argument("cohive: a model has at least one parameter");
   optim::check(options_);
   for (const auto& info : gradient_infos()) {
@@ -111,8 +114,9 @@ BufferReplica::BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& 
     : BufferReplica(runtime, parameters, std::optional(std::move(optimizer))) {}
 
 BufferReplica::BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters,
-                             std::optional<CallersOptimizer> optimizer)
-    : BufferReplica(runtime, parameters, optim::SgdOptions()) {
+                             std::optional<CallersOptimizer> optimizer, std::shared_ptr<Backend> backend)
+    : BufferReplica(runtime, shapes_of(parameters), buffers_of(parameters, "parameter"), optim::SgdOptions(),
+                    std::move(backend)) {
   if (optimizer) take_optimizer(std::move(*optimizer));
 }
 

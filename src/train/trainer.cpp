@@ -208,13 +208,15 @@ void Trainer::close() {
 
 // ---- Training
 
-StepReport Trainer::step(const TakeBatch& take) {
+StepReport Trainer::step(const TakeBatch& take, const std::function<void()>& before_wait) {
   const Impl::Turn turn(*impl_);
   impl_->finish_left();
   Run& run = *impl_->run;
   if (const auto update = run.publish()) impl_->remember(*update);
-  if (run.count(take()) == Run::Next::synchronise)
+  if (run.count(take()) == Run::Next::synchronise) {
+    if (before_wait) before_wait();
     impl_->remember(impl_->wait_for([&run] { return run.synchronise(); }));
+  }
   StepReport report = std::exchange(impl_->settled, {});
   report.epoch = run.epoch();
   run.checkpoint_if_due();

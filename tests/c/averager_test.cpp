@@ -16,7 +16,7 @@ using testing::HasSubstr;
 
 cohive_tensor described(const std::vector<std::uint32_t>& shape, const char* dtype = "float32",
                         const char* codec = nullptr) {
-  return {nullptr, shape.data(), dtype, codec, 0, static_cast<std::int32_t>(shape.size()), 0};
+  return {nullptr, shape.data(), dtype, codec, 0, static_cast<std::int32_t>(shape.size()), 0, 0};
 }
 
 constexpr const char* kQuick = R"({"prefix": "run", "min_matchmaking_time": 1.0, "request_timeout": 0.8})";

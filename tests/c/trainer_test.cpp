@@ -24,7 +24,7 @@ constexpr float kRate = 0.5f;
 /// A model of one parameter, with the gradient descent of the caller, or that of the library.
 struct Model {
   explicit Model(float value, bool native = false) : values(4, value), is_native(native) {
-    calls = {this, step, load, nullptr};
+    calls = {this, step, load, nullptr, nullptr};
   }
   static std::int32_t step(void* context, float* const* gradients, std::uint64_t) {
     auto& self = *static_cast<Model*>(context);
@@ -42,7 +42,7 @@ struct Model {
     self.loaded = epoch;
     return 0;
   }
-  cohive_tensor tensor() { return {values.data(), shape.data(), "float32", nullptr, 4 * sizeof(float), 1, 0}; }
+  cohive_tensor tensor() { return {values.data(), shape.data(), "float32", nullptr, 4 * sizeof(float), 1, 0, 0}; }
 
   std::vector<float> values;
   const std::vector<std::uint32_t> shape{4};
@@ -86,6 +86,28 @@ struct TrainerOwner {
   cohive_trainer* handle = nullptr;
 };
 
+/// A model whose batches add up where it is.
+struct AddingModel : Model {
+  explicit AddingModel(bool native) : Model(1, native) { calls.sums = hand_over; }
+  /// The mean gradient of a batch.
+  void add(float gradient, double of) {
+    for (auto& value : sum) value += gradient * static_cast<float>(of);
+    samples += of;
+  }
+  static std::int32_t hand_over(void* context, const float** gradients, double* samples, double* scale) {
+    auto& self = static_cast<AddingModel&>(*static_cast<Model*>(context));
+    ++self.asked;
+    self.handed_over = std::exchange(self.sum, std::vector<float>(4));
+    gradients[0] = self.handed_over.data();
+    *scale = *samples = std::exchange(self.samples, 0);
+    return self.is_lost ? 1 : 0;
+  }
+  std::vector<float> sum = std::vector<float>(4), handed_over;
+  double samples = 0;
+  int asked = 0;
+  bool is_lost = false;
+};
+
 class CTrainer : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Steps, CTrainer, testing::Bool(),
                          [](const auto& native) { return native.param ? "OfTheLibrary" : "OfTheCaller"; });
@@ -101,6 +123,38 @@ TEST_P(CTrainer, StepsWithTheMeanOverTheSamplesOfAnEpoch) {
   EXPECT_EQ(report.epoch, 1u);
   EXPECT_THAT(model.values, Each(FloatNear(1 - kRate * (4 * 1 + 12 * 2) / 16.0f, 1e-6f)));
   EXPECT_EQ(model.steps, GetParam() ? 0 : 1);
+}
+
+TEST_P(CTrainer, TakesSumsOfTheCallerAtTheEndOfAnEpochAlone) {
+  SwarmOwner swarm(kAlone);
+  AddingModel model(GetParam());
+  TrainerOwner trainer(swarm.handle, model);
+  for (const float first : {1.0f, 3.0f}) {
+    const int asked = std::exchange(model.asked, 0);
+    EXPECT_EQ(asked, first == 1 ? 0 : 1);
+    const float before = model.values[0];
+    model.add(first, 4);
+    EXPECT_EQ(trainer.step(100, 4).epoch_changed, 0) << "what the call is given is not looked at";
+    EXPECT_EQ(model.asked, 0);
+    model.add(2, 12);
+    EXPECT_EQ(trainer.step(100, 12).epoch_changed, 1);
+    EXPECT_THAT(model.values, Each(FloatNear(before - kRate * (4 * first + 12 * 2) / 16.0f, 1e-6f)));
+  }
+}
+
+TEST_P(CTrainer, GoesOnAfterSumsThatWereNotHandedOver) {
+  SwarmOwner swarm(kAlone);
+  AddingModel model(GetParam());
+  TrainerOwner trainer(swarm.handle, model);
+  model.is_lost = true;
+  model.add(1, 16);
+  const float* none[] = {nullptr};
+  EXPECT_NE(cohive_trainer_step(trainer.handle, none, 16, 1, nullptr), COHIVE_OK);
+  EXPECT_THAT(cohive_last_error(), HasSubstr("hand over"));
+  model.is_lost = false;
+  model.add(1, 16);
+  EXPECT_EQ(trainer.step(0, 16).epoch_changed, 1);
+  EXPECT_THAT(model.values, Each(FloatNear(1 - kRate, 1e-6f)));
 }
 
 TEST_P(CTrainer, TwoPeersStepTogether) {

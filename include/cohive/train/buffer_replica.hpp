@@ -102,11 +102,14 @@ class BufferReplica : public FusedReplica {
 
  protected:
   /// With an optimizer of the caller's, or without: a derived class says then how cohive steps.
+  /// \param backend  where the parameters are; null: host memory. Else a derived class has all that reads or writes
+  /// them
+  ///                 here, and the optimizer is cohive's
   BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters,
-                std::optional<CallersOptimizer> optimizer);
+                std::optional<CallersOptimizer> optimizer, std::shared_ptr<Backend> backend = nullptr);
   /// Over memory of a derived class. \param shapes  of the parameters, one for each buffer
   BufferReplica(Runtime& runtime, const std::vector<codec::Shape>& shapes, std::vector<Buffer> live,
-                optim::Options optimizer);
+                optim::Options optimizer, std::shared_ptr<Backend> backend = nullptr);
 
   std::span<float> live(std::size_t parameter) override { return live_[parameter].values; }
   void exchange_live(std::size_t parameter, Buffer& next) override;

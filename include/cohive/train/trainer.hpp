@@ -54,7 +54,9 @@ class Trainer {
   using TakeBatch = std::function<std::int64_t()>;
   /// After each batch: publishes parameters that were prepared in the background, takes the batch, and counts it.
   /// Returns at once, except when an epoch ends (the part of it that is not delayed) or this peer must catch up.
-  StepReport step(const TakeBatch& take);
+  /// \param before_wait  called on the calling thread before it waits for the end of an epoch, or for a download: hands
+  ///                     over gradients that were added up elsewhere; may be null
+  StepReport step(const TakeBatch& take, const std::function<void()>& before_wait = nullptr);
   /// The same for a batch that the replica has been given already. \param samples  0: auxiliary peers
   StepReport step(std::int64_t samples);
   /// Publishes what was prepared in the background, without a batch. Does not wait: nullopt when there is nothing.

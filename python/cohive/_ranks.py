@@ -25,7 +25,7 @@ def make_ranks(package: str) -> type:
         def __init__(self) -> None:
             super().__init__()
             self._ranks: Optional[Any] = None  # the DDPStrategy, which launches and exchanges; None where alone
-            self._nodes = 1
+            self._num_nodes = 1  # which older releases set themselves
             self._seed = 0  # of the order in which all ranks go through the data
 
         @property
@@ -39,7 +39,7 @@ def make_ranks(package: str) -> type:
 
         @num_nodes.setter
         def num_nodes(self, nodes: int) -> None:
-            self._nodes = nodes
+            self._num_nodes = nodes
 
         # ---- Who is who
 
@@ -76,7 +76,7 @@ def make_ranks(package: str) -> type:
             devices = self.parallel_devices or []
             if len(devices) < 2:
                 return
-            if self._nodes > 1:
+            if self._num_nodes > 1:
                 raise refused("each machine is a peer of its own: leave num_nodes at 1, and start them one by one")
             self._ranks = strategies.DDPStrategy(parallel_devices=devices, cluster_environment=self.cluster_environment)
             self._ranks.set_world_ranks()

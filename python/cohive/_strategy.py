@@ -33,7 +33,7 @@ class HiveMindScheduler:
     def __init__(self, optimizer: Any, scheduler: Any) -> None:
         self.__dict__ = {name: value for name, value in scheduler.__dict__.items() if name not in ("step", "__del__")}
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.current_step = 0
+        self.current_step = self.__dict__.pop("cohive_step", 0)  # of a checkpoint, which Lightning has loaded before
 
     def step(self, epoch: Optional[int] = None) -> None:
         """Moves the schedule to the epoch of the run."""

@@ -93,12 +93,18 @@ def test_zero_grad_is_taken_over_and_given_back(lightning):
     assert model.epochs == [0, 1, 1, 2] and model.optimizer_zero_grad == before
 
 
-def test_training_goes_on_from_a_checkpoint(lightning, tmp_path):
+@pytest.mark.parametrize("options", [dict(), dict(offload_optimizer=True)], ids=["plain", "offload"])
+def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
     package, strategy = lightning
-    adam = lambda self: torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def adam(self):
+        made = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
     first = model_of(package, configure_optimizers=adam)
     trainer = trainer_of(
-        package, strategy(target_batch_size=8, **LOCAL), enable_checkpointing=True, default_root_dir=tmp_path
+        package, strategy(target_batch_size=8, **options, **LOCAL), enable_checkpointing=True, default_root_dir=tmp_path
     )
     trainer.fit(first)
     trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
@@ -106,11 +112,12 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path):
     assert saved["local_epoch"] == 2 and saved["state"][0]["step"] == 3
     second = model_of(package, configure_optimizers=adam)
     again = package.Trainer(
-        strategy=strategy(target_batch_size=8, **LOCAL), accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, max_epochs=2,
+        strategy=strategy(target_batch_size=8, **options, **LOCAL), accelerator="cpu", logger=False, max_epochs=2,
+        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False,
     )  # fmt: skip
     again.fit(second, ckpt_path=path)
     assert second.epochs == [2, 3, 3, 4]
+    assert second.rates == [pytest.approx(0.01 * 0.5**epoch) for epoch in second.epochs]
     assert again.optimizers[0].state[second.weight]["step"] == 5
 
 

@@ -151,6 +151,7 @@ def make_strategy(package: str) -> type:
             self._saved_state: Optional[Dict[str, Any]] = None
             self._zero_grad: Optional[Callable[..., Any]] = None
             self._told_of_clipping = False
+            self._reported: Optional[Tuple[Any, Any]] = None  # epoch and peers
             self._initial_peers = self._parse_peers(initial_peers)
             if use_ipfs:
                 logger.warning("use_ipfs has no meaning for cohive: peers are found by the addresses in initial_peers")
@@ -321,11 +322,20 @@ def make_strategy(package: str) -> type:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
         def _report(self) -> None:
-            """Epoch and peers of the run, in the trainer's logger and progress bar."""
+            """Epoch and peers of the run, in the trainer's logger and progress bar: when they change, and when the
+            logger writes. In each batch it would cost more than all else here."""
             module, opt = self.lightning_module, self._opt
-            if module is None or opt is None or not getattr(module, "_trainer", None):
+            trainer = getattr(module, "_trainer", None)
+            if trainer is None or not isinstance(opt, (LocalOptimizer, Optimizer)):
                 return
-            seen = opt.stats() if isinstance(opt, (LocalOptimizer, Optimizer)) else {}
+            seen = opt.stats()
+            if "peers" in seen:
+                seen["peers"] = max(seen["peers"], 1)  # this one is there before it has reported
+            news = seen.get("epoch"), seen.get("peers")
+            every = trainer.log_every_n_steps
+            if news == self._reported and not (every and (trainer.global_step + 1) % every == 0):
+                return
+            self._reported = news
             for name, key in (("swarm_epoch", "epoch"), ("swarm_peers", "peers"), ("swarm_rate", "samples_per_second")):
                 if key in seen:
                     module.log(name, float(seen[key]), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)

@@ -121,6 +121,31 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
     assert again.optimizers[0].state[second.weight]["step"] == 5
 
 
+def test_epoch_and_peers_are_in_all_that_is_logged(lightning):
+    package, strategy = lightning
+    loggers = importlib.import_module(package.__name__ + ".loggers")
+
+    class Kept(loggers.Logger):
+        name, version = "kept", 0
+
+        def __init__(self):
+            super().__init__()
+            self.lines = []
+
+        def log_metrics(self, metrics, step=None):
+            self.lines.append((step, metrics))
+
+        def log_hyperparams(self, *_):
+            pass
+
+    kept, model = Kept(), model_of(package, batch_sizes=(4,) * 9)
+    trainer = trainer_of(package, strategy(target_batch_size=16, **LOCAL), logger=kept, log_every_n_steps=3)
+    trainer.fit(model)
+    told = [(step, metrics["swarm_epoch"], metrics["swarm_peers"]) for step, metrics in kept.lines]
+    assert told == [(2, 0, 1), (5, 1, 1), (8, 2, 1)]
+    assert trainer.progress_bar_metrics["swarm_epoch"] == 2 and "swarm_rate" in trainer.progress_bar_metrics
+
+
 def test_what_cannot_be_meant_is_refused(lightning):
     package, strategy = lightning
     refused = importlib.import_module(package.__name__ + ".utilities.exceptions").MisconfigurationException

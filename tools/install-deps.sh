@@ -188,7 +188,7 @@ install_interop() {
   local stamp="$deps/interop/.stamp" version packages
   version="$torch_version $root $(cat "$requirements" "$shim" | sha256sum)" # a venv does not survive a move
   stamped "$stamp" "$version" && return
-  say 'fetching Python hivemind into .deps/interop (about 210 MB to download and 650 MB of disk)'
+  say 'fetching Python hivemind into .deps/interop (about 235 MB to download and 690 MB of disk)'
   rm -rf "$deps/interop"
   "$python" -m venv "$deps/interop"
   pip_install "$deps/interop/bin/pip" install --no-deps --no-compile -r "$requirements" ||

@@ -10,7 +10,9 @@ import os
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import as_hivemind
+from ._ranks import make_ranks
 from ._torch import torch
+from .distributed import LocalOptimizer
 from .joining import addresses_for_others, join_line
 from .optimizer import Optimizer
 
@@ -31,7 +33,7 @@ class HiveMindScheduler:
     def __init__(self, optimizer: Any, scheduler: Any) -> None:
         self.__dict__ = {name: value for name, value in scheduler.__dict__.items() if name not in ("step", "__del__")}
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.current_step = 0
+        self.current_step = self.__dict__.pop("cohive_step", 0)  # of a checkpoint, which Lightning has loaded before
 
     def step(self, epoch: Optional[int] = None) -> None:
         """Moves the schedule to the epoch of the run."""
@@ -83,8 +85,9 @@ def make_strategy(package: str) -> type:
     warn = parts["rank_zero"].rank_zero_warn
     accelerators = parts["accelerators"]
 
-    class HivemindStrategy(parts["strategies"].Strategy):  # type: ignore[misc]
-        """Trains one model together with other machines, which run the same command; see cohive.Optimizer.
+    class HivemindStrategy(make_ranks(package)):  # type: ignore[misc]
+        """Trains one model together with other machines, which run the same command; see cohive.Optimizer. Several
+        devices of one machine are one peer; see cohive.LocalOptimizer.
 
         :param target_batch_size: samples of a step of the optimizer, of all peers together
         :param run_id: one name per training run
@@ -148,10 +151,11 @@ def make_strategy(package: str) -> type:
             self._saved_state: Optional[Dict[str, Any]] = None
             self._zero_grad: Optional[Callable[..., Any]] = None
             self._told_of_clipping = False
+            self._reported: Optional[Tuple[Any, Any]] = None  # epoch and peers
             self._initial_peers = self._parse_peers(initial_peers)
             if use_ipfs:
                 logger.warning("use_ipfs has no meaning for cohive: peers are found by the addresses in initial_peers")
-            self.dht = _api().DHT(
+            self._dht_options = dict(
                 initial_peers=self._initial_peers,
                 start=True,
                 host_maddrs=list(_DEFAULT_ADDRESSES) if host_maddrs is None else host_maddrs,
@@ -162,6 +166,13 @@ def make_strategy(package: str) -> type:
                 use_auto_relay=use_auto_relay,
                 identity_path=identity_path,
             )
+            self.dht: Optional[Any] = None
+            if parts["rank_zero"].rank_zero_only.rank == 0:
+                self._join()
+
+        def _join(self) -> None:
+            """Other ranks than the first one have no DHT."""
+            self.dht = _api().DHT(**self._dht_options)
             if not self._initial_peers:
                 joined = ",".join(addresses_for_others(self.dht))
                 _tell(
@@ -184,35 +195,20 @@ def make_strategy(package: str) -> type:
         @property
         def num_peers(self) -> int:
             """Trainers of the run in sight, this one included."""
-            return int(self._opt.tracker.global_progress.num_peers) if self._opt is not None else 1
+            if self._opt is None:
+                return 1
+            return int(self._opt.num_peers if self.several else self._opt.tracker.global_progress.num_peers)
 
         @property
         def root_device(self) -> Any:
+            one_of_us = isinstance(self.accelerator, (accelerators.CUDAAccelerator, accelerators.CPUAccelerator))
+            if self.several and one_of_us:
+                return self.parallel_devices[self.local_rank]
             if isinstance(self.accelerator, accelerators.CUDAAccelerator):
                 return torch.device("cuda", torch.cuda.current_device())
             if isinstance(self.accelerator, accelerators.CPUAccelerator):
                 return torch.device("cpu")
             raise refused(f"HivemindStrategy trains on processors and CUDA, not with {type(self.accelerator).__name__}")
-
-        @property
-        def global_rank(self) -> int:
-            return 0
-
-        @property
-        def is_global_zero(self) -> bool:
-            return True
-
-        def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            return tensor
-
-        def all_gather(self, tensor: Any, group: Optional[Any] = None, sync_grads: bool = False) -> Any:
-            return tensor
-
-        def barrier(self, *args: Any, **kwargs: Any) -> None:
-            """Other peers are not waited for."""
-
-        def broadcast(self, obj: Any, src: int = 0) -> Any:
-            return obj
 
         def model_to_device(self) -> None:
             assert self.model is not None
@@ -224,6 +220,8 @@ def make_strategy(package: str) -> type:
                     "HivemindStrategy accumulates gradients by itself: set target_batch_size, and leave "
                     "accumulate_grad_batches at 1"
                 )
+            if self.dht is None and self.is_global_zero:  # the environment said that this is another rank
+                self._join()
             super().setup(trainer)
             scaler = getattr(self.precision_plugin, "scaler", None)
             if scaler is not None:
@@ -262,7 +260,7 @@ def make_strategy(package: str) -> type:
             given: Dict[str, Any] = dict(optimizer=original)
             if self._require_scheduler_fn:
                 given = dict(params=original.param_groups, optimizer=functools.partial(_made_again, original))
-            opt = _api().Optimizer(
+            opt = self._collaborative(original)(
                 dht=self.dht,
                 run_id=self._run_id,
                 scheduler=self._scheduler_fn,
@@ -283,6 +281,13 @@ def make_strategy(package: str) -> type:
                     config.scheduler.step()
             if self._reuse_grad_buffers:
                 self._turn_off_zero_grad()
+
+        def _collaborative(self, original: Any) -> Callable[..., Any]:
+            """What makes the optimizer of this peer."""
+            if not self.several:
+                return _api().Optimizer  # type: ignore[no-any-return]
+            groups = original.param_groups
+            return lambda params=groups, **options: LocalOptimizer(self.model, params=params, **options)
 
         def _wrap_schedules(self, opt: Any) -> None:
             for config in self.lr_scheduler_configs:
@@ -317,11 +322,20 @@ def make_strategy(package: str) -> type:
             return super().optimizer_step(optimizer, closure, model, **kwargs)
 
         def _report(self) -> None:
-            """Epoch and peers of the run, in the trainer's logger and progress bar."""
+            """Epoch and peers of the run, in the trainer's logger and progress bar: when they change, and when the
+            logger writes. In each batch it would cost more than all else here."""
             module, opt = self.lightning_module, self._opt
-            if module is None or opt is None or not getattr(module, "_trainer", None):
+            trainer = getattr(module, "_trainer", None)
+            if trainer is None or not isinstance(opt, (LocalOptimizer, Optimizer)):
                 return
-            seen = opt.stats() if isinstance(opt, Optimizer) else {}
+            seen = opt.stats()
+            if "peers" in seen:
+                seen["peers"] = max(seen["peers"], 1)  # this one is there before it has reported
+            news = seen.get("epoch"), seen.get("peers")
+            every = trainer.log_every_n_steps
+            if news == self._reported and not (every and (trainer.global_step + 1) % every == 0):
+                return
+            self._reported = news
             for name, key in (("swarm_epoch", "epoch"), ("swarm_peers", "peers"), ("swarm_rate", "samples_per_second")):
                 if key in seen:
                     module.log(name, float(seen[key]), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
@@ -344,7 +358,8 @@ def make_strategy(package: str) -> type:
                 self._zero_grad = None
             if self._opt is not None:
                 self._opt.shutdown()
-            self.dht.shutdown()
+            if self.dht is not None:
+                self.dht.shutdown()
             super().teardown()
 
     HivemindStrategy.__module__ = "cohive.lightning"

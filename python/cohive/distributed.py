@@ -79,7 +79,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> None:
         self._of_swarm: Optional[Optimizer] = None
         self._closed = False
-        _refuse_parts(model)
+        refuse_parts(model)
         for name in _NOT_WITH_RANKS:
             if options.get(name):
                 raise ValueError(f"several ranks that are one peer train without {name}")
@@ -180,7 +180,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 raise
         if failure is not None:
             raise failure
-        self._told = {**self._told, **(told[0] or {})}
+        self._told.update(told[0] or {})  # in place: Lightning's wrapper of an optimizer has a copy of its attributes
         if "failure" in self._told:
             self.shutdown()
             raise RuntimeError(f"rank 0 of this peer has failed: {self._told['failure']}")
@@ -209,12 +209,8 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """All ranks have the parameters of rank 0, and its buffers."""
         for group, settings in zip(self._groups, self._told["settings"]):
             group.update(settings)
-        with self._together(), torch.no_grad():
-            for one in [*self._parameters, *self._buffers]:
-                values = one.detach().contiguous()
-                dist.broadcast(values, src=self._source, group=self._group_of(values))
-                if values.data_ptr() != one.data_ptr() and not self.leads:
-                    one.copy_(values)
+        with self._together():
+            share_tensors([*self._parameters, *self._buffers], self._source, self._group_of)
 
     # ---- Training
 
@@ -393,7 +389,23 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 _BUSY = {"matchmaking_time": 15.0, "averaging_timeout": 60.0, "load_state_timeout": 600.0}
 
 
-def _refuse_parts(model: Any) -> None:
+def share_tensors(tensors: Sequence[Any], source: int = 0, group_of: Callable[[Any], Any] = lambda _: None) -> None:
+    """All ranks have the values of rank `source`, in the tensors that they have.
+
+    :param group_of: by which process group a tensor is sent; default: the one of all ranks
+    """
+    with torch.no_grad():
+        for one in tensors:
+            values = one.detach().contiguous()
+            dist.broadcast(values, src=source, group=group_of(values))
+            if values.data_ptr() != one.data_ptr() and dist.get_rank() != source:
+                one.copy_(values)
+
+
+def refuse_parts(model: Any) -> None:
+    """
+    :raises TypeError: each rank has a part of the model
+    """
     fsdp = getattr(getattr(dist, "fsdp", None), "FullyShardedDataParallel", ())
     modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     if not modules:

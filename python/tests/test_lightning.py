@@ -93,12 +93,18 @@ def test_zero_grad_is_taken_over_and_given_back(lightning):
     assert model.epochs == [0, 1, 1, 2] and model.optimizer_zero_grad == before
 
 
-def test_training_goes_on_from_a_checkpoint(lightning, tmp_path):
+@pytest.mark.parametrize("options", [dict(), dict(offload_optimizer=True)], ids=["plain", "offload"])
+def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
     package, strategy = lightning
-    adam = lambda self: torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def adam(self):
+        made = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
     first = model_of(package, configure_optimizers=adam)
     trainer = trainer_of(
-        package, strategy(target_batch_size=8, **LOCAL), enable_checkpointing=True, default_root_dir=tmp_path
+        package, strategy(target_batch_size=8, **options, **LOCAL), enable_checkpointing=True, default_root_dir=tmp_path
     )
     trainer.fit(first)
     trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
@@ -106,12 +112,38 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path):
     assert saved["local_epoch"] == 2 and saved["state"][0]["step"] == 3
     second = model_of(package, configure_optimizers=adam)
     again = package.Trainer(
-        strategy=strategy(target_batch_size=8, **LOCAL), accelerator="cpu", logger=False, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, max_epochs=2,
+        strategy=strategy(target_batch_size=8, **options, **LOCAL), accelerator="cpu", logger=False, max_epochs=2,
+        enable_checkpointing=False, enable_model_summary=False, enable_progress_bar=False,
     )  # fmt: skip
     again.fit(second, ckpt_path=path)
     assert second.epochs == [2, 3, 3, 4]
+    assert second.rates == [pytest.approx(0.01 * 0.5**epoch) for epoch in second.epochs]
     assert again.optimizers[0].state[second.weight]["step"] == 5
+
+
+def test_epoch_and_peers_are_in_all_that_is_logged(lightning):
+    package, strategy = lightning
+    loggers = importlib.import_module(package.__name__ + ".loggers")
+
+    class Kept(loggers.Logger):
+        name, version = "kept", 0
+
+        def __init__(self):
+            super().__init__()
+            self.lines = []
+
+        def log_metrics(self, metrics, step=None):
+            self.lines.append((step, metrics))
+
+        def log_hyperparams(self, *_):
+            pass
+
+    kept, model = Kept(), model_of(package, batch_sizes=(4,) * 9)
+    trainer = trainer_of(package, strategy(target_batch_size=16, **LOCAL), logger=kept, log_every_n_steps=3)
+    trainer.fit(model)
+    told = [(step, metrics["swarm_epoch"], metrics["swarm_peers"]) for step, metrics in kept.lines]
+    assert told == [(2, 0, 1), (5, 1, 1), (8, 2, 1)]
+    assert trainer.progress_bar_metrics["swarm_epoch"] == 2 and "swarm_rate" in trainer.progress_bar_metrics
 
 
 def test_what_cannot_be_meant_is_refused(lightning):

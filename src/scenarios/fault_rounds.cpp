@@ -243,14 +243,16 @@ class RoundFaults final : public FaultSetting {
     }
   }
 
-  /// Where contributions are trimmed or clipped, a peer keeps its own values in place of an average that is far longer:
-  /// a few values are so by chance.
+  /// Where contributions are trimmed or clipped, a peer keeps its own values in place of an average that is far longer
+  /// than what it sent: a few values are so by chance, and of top-k any may have been sent.
   static bool is_not_believed(const Participant& peer, std::span<const float> own, std::span<const float> average) {
     const auto length = [](std::span<const float> values) {
       return std::sqrt(std::inner_product(values.begin(), values.end(), values.begin(), 0.0));
     };
     constexpr double kFarLonger = 29;
-    return !std::holds_alternative<Mean>(peer.options.aggregation) && length(average) > kFarLonger * length(own);
+    const bool any_sent = (*peer.result)->agreed_codecs.contains(codec::Codec::top_k);
+    return !std::holds_alternative<Mean>(peer.options.aggregation) &&
+           (any_sent || length(average) > kFarLonger * length(own));
   }
 
   codec::Codec codec() const { return peers_[0]->options.codec.fixed()->codec; }

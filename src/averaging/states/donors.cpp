@@ -19,7 +19,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr int kPasses = 3;           // over the donors declared at the time
-constexpr Duration kPassPause = 2s;  // a donor that lost its connection may be back
+constexpr Duration kPassPause = 2s;  // then twice as long: a donor that lost its connection may be back, and be dialled
 constexpr std::size_t kMaxDonors = 64, kReplicasRead = 3;
 constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 
@@ -177,7 +177,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
            std::ranges::find(setup.without, peer) != setup.without.end();
   };
   for (int pass = 0; pass < kPasses; ++pass) {
-    if (pass > 0) co_await runtime.sleep_for(std::min(kPassPause, deadline.remaining(runtime.now())));
+    if (pass > 0) co_await runtime.sleep_for(std::min<Duration>(pass * kPassPause, deadline.remaining(runtime.now())));
     if (deadline.passed(runtime.now())) break;
     std::vector<PeerId> believed, others_last;
     for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/sim_runtime.hpp"
 #include "cohive/train/buffer_replica.hpp"
 
 namespace cohive::train {
@@ -258,13 +259,13 @@ TEST(ArraysOfOthers, AreTakenWhereTheirValuesAreInOrder) {
 }
 
 TEST(ArraysOfOthers, NeedAThreadForAStepOnThatOfTheTrainer) {
-  RuntimeThread thread;
+  SimRuntime runtime;
   CallersOptimizer optimizer;
   optimizer.step = [](const auto&, std::uint64_t) {};
   const std::vector<BufferTensor> parameters{{.data = numbers, .shape = {3}}};
-  EXPECT_THROW(BufferReplica(thread.runtime(), parameters, optimizer), std::invalid_argument);
-  EXPECT_THROW(BufferReplica(thread.runtime(), parameters, CallersOptimizer()), std::invalid_argument);
-  EXPECT_THROW(BufferReplica(thread.runtime(), {}, optim::SgdOptions()), std::invalid_argument);
+  EXPECT_THROW(BufferReplica(runtime, parameters, optimizer), std::invalid_argument);
+  EXPECT_THROW(BufferReplica(runtime, parameters, CallersOptimizer()), std::invalid_argument);
+  EXPECT_THROW(BufferReplica(runtime, {}, optim::SgdOptions()), std::invalid_argument);
 }
 
 }  // namespace

@@ -102,9 +102,8 @@ class BufferReplica : public FusedReplica {
 
  protected:
   /// With an optimizer of the caller's, or without: a derived class says then how cohive steps.
-  /// \param backend  where the parameters are; null: host memory. Else a derived class has all that reads or writes
-  /// them
-  ///                 here, and the optimizer is cohive's
+  /// \param backend  where the parameters are, whose optimizer is cohive's then, and which a derived class reads and
+  ///                 writes; null: host memory
   BufferReplica(Runtime& runtime, const std::vector<BufferTensor>& parameters,
                 std::optional<CallersOptimizer> optimizer, std::shared_ptr<Backend> backend = nullptr);
   /// Over memory of a derived class. \param shapes  of the parameters, one for each buffer

@@ -31,8 +31,8 @@ Bytes der_of(EVP_PKEY* key) {
   return der;
 }
 
-/// The first prime above random bits whose seed is the index. Both highest bits are set, so that two of them have a product
-/// of full length; none is 1 modulo the exponent.
+/// The first prime above random bits whose seed is the index. Both highest bits are set, so that two of them have a
+/// product of full length; none is 1 modulo the exponent.
 BIGNUM* make_prime(std::size_t index) {
   std::mt19937_64 random(index);
   std::array<unsigned char, kPrimeBits / 8> bytes{};

@@ -11,7 +11,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-install_options=(--no-torch --wheel) out="$root/build/wheel/dist"
+install_options=(--no-torch --cuda --wheel) out="$root/build/wheel/dist"
 while (($#)); do
   case $1 in
     --no-apt) install_options+=(--no-apt) ;;

@@ -139,9 +139,10 @@ class Soak:
         else:
             say(f"{what} {victim.name}")
             self.trainers.remove(victim)
+            loads = victim.loads()  # a signal to a program that has not begun ends it as any other
             victim.sends(signal.SIGKILL if what == "kill" else signal.SIGTERM)
             code = victim.ends()
-            if what == "stop" and code != 0:
+            if what == "stop" and code != 0 and not (loads and code == -signal.SIGTERM):
                 self.fault(f"{victim.name} was told to stop and " + ("did not" if code is None else f"exited with {code}"))
 
     def watch(self):

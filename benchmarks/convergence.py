@@ -205,7 +205,8 @@ def main():
         for name in options.only or CASES:
             begun = time.monotonic()
             try:
-                line, good = row(name, *bench.swarm(CASES[name], options.first_seed), one, options.tolerance * BEHIND.get(name, 1))
+                tolerance = options.tolerance * BEHIND.get(name, 1)
+                line, good = row(name, *bench.swarm(CASES[name], options.first_seed), one, tolerance)
             except Failed as failure:
                 line, good = f"| {name} | {failure} | | | | | | **no** |", False
             failed += not good

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What a newcomer costs a run in memory: the peak of the trainers that share their state, and its own.
 
-    benchmarks/joining_memory.py [--peer build/release/bin/cohive-bench-trainer] [--millions 100] [--batches 16] [--work 0.1]
-        [--after 3] [--epochs 3] [--json]
+    benchmarks/joining_memory.py [--peer build/release/bin/cohive-bench-trainer] [--millions 100] [--batches 16]
+        [--work 0.1] [--after 3] [--epochs 3] [--json]
 
-Two trainers on loopback (cohive-bench-trainer: Adam, float32, the default delays) end --after epochs, and a third one begins. Printed, in
-sizes of the parameters and beyond what the process takes empty: the peak of a trainer before, that of the two from then on, until the newcomer
-has ended --epochs epochs, and the newcomer's; and how long it took until its first epoch. Counters of peaks are set back in between, which
-needs Linux.
+Two trainers on loopback (cohive-bench-trainer: Adam, float32, the default delays) end --after epochs, and a third one
+begins. Printed, in sizes of the parameters and beyond what the process takes empty: the peak of a trainer before, that
+of the two from then on, until the newcomer has ended --epochs epochs, and the newcomer's; and how long it took until
+its first epoch. Counters of peaks are set back in between, which needs Linux.
 """
 
 import argparse

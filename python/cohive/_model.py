@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import _gpu, _native
 from ._torch import torch
@@ -56,9 +56,7 @@ def is_plain(tensor: Any) -> bool:
 def masters_of(tensors: Sequence[Any], link: Optional[_gpu.Link]) -> List[Any]:
     """Float32 copies in host memory: of tensors on a GPU in memory that copies are quick from."""
     copies = link.memory([one.shape for one in tensors]) if link else [torch.empty(one.shape) for one in tensors]
-    with torch.no_grad():
-        for copy, one in zip(copies, tensors):
-            copy.copy_(one)
+    _copy(zip(copies, tensors))
     return [copy.requires_grad_(one.requires_grad) for copy, one in zip(copies, tensors)]
 
 
@@ -73,6 +71,13 @@ def return_memory() -> None:
     """Of tensors of some megabytes glibc keeps what they took when they are gone: here more than the model's size."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _copy(copies: Iterable[Tuple[Any, Any]]) -> None:
+    """Copies, (to, from)."""
+    with torch.no_grad():
+        for to, values in copies:
+            to.copy_(values)
 
 
 def _values_at(pointer: Any, like: Any) -> Any:
@@ -141,10 +146,8 @@ class Model:
             return
         before = [one.detach().clone() for one in self.stepped]
         initialize_optimizer_state_(self.optimizer)
-        with torch.no_grad():
-            for one, values in zip(self.stepped, before):
-                one.copy_(values)
-        del before, values
+        _copy(zip(self.stepped, before))
+        del before
         return_memory()
 
     def _is_known_on_gpu(self) -> bool:
@@ -230,9 +233,7 @@ class Model:
     def _copy_to_shared(self) -> None:
         """The copies were loaded: the tensors are as these."""
         self._published.clear()
-        with torch.no_grad():
-            for tensor, values in self._shared:
-                tensor.detach().copy_(values)
+        _copy((tensor.detach(), values) for tensor, values in self._shared)
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -524,16 +525,12 @@ class Model:
     def _download(self, copies: Sequence[Tuple[Any, Any]]) -> None:
         if self._link is not None:
             return self._link.download(copies) if copies else None
-        with torch.no_grad():
-            for to, values in copies:
-                to.copy_(values)
+        _copy(copies)
 
     def _upload(self, copies: Sequence[Tuple[Any, Any]]) -> None:
         if self._link is not None:
             return self._link.upload(copies) if copies else None
-        with torch.no_grad():
-            for to, values in copies:
-                to.copy_(values)
+        _copy(copies)
 
     def device(self) -> Optional[int]:
         """The number of the GPU on which the library averages and steps."""

@@ -98,7 +98,7 @@ class CallerModel : public train::BufferReplica {
  private:
   std::optional<train::CallersOptimizer> optimizer_of(train::TrainerThread& thread, const CallerWays& ways);
   void call_step(const std::vector<std::span<float>>& gradients, std::uint64_t epoch) const;
-  /// Of batches, as the caller has added them up.
+  /// The gradients of batches, as the caller has added them up.
   struct Sums {
     std::vector<const float*> values;
     double samples = 0, scale = 1;

@@ -9,6 +9,7 @@
 namespace cohive::train {
 namespace {
 
+constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed download
 constexpr std::uint64_t kRoundsToFollow = 3;              // of the state, before another download is tried
 constexpr int kMostTries = 3;         // to join a run whose state nobody shares; it may have ended a moment ago

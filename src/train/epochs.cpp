@@ -4,7 +4,6 @@
 
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
-#include "cohive/core/trace.hpp"
 
 namespace cohive::train {
 

@@ -1,4 +1,4 @@
-// What the parts of a run work with. Each part keeps its own state to itself:
+// RunContext: the parts of a run work with it. Each part keeps its own state to itself:
 //   run.cpp          the trainer's face: when it synchronises, and how it leaves
 //   checkpoints.hpp  the state in files
 //   catching_up.hpp  peers that are new or behind
@@ -26,8 +26,6 @@
 #include "wait_clock.hpp"
 
 namespace cohive::train {
-
-inline constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 
 /// Owned by more than the run while the pool works for it.
 struct RunContext : std::enable_shared_from_this<RunContext> {

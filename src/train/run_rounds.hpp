@@ -17,7 +17,7 @@ struct Search {
   Duration patience{};                  ///< without `next`: from the beginning of the search on
 };
 
-/// What one exchange came to.
+/// The outcome of one exchange.
 struct Exchanged {
   std::shared_ptr<const averaging::RoundReport> round;  ///< null: nothing was averaged
   Effect effect = Effect::none;
@@ -62,7 +62,7 @@ class RunRounds {
   Task<void> abandon();
 
  private:
-  /// What a search came to.
+  /// The outcome of a search.
   struct Grouped {
     std::shared_ptr<averaging::Round> round;  // with a group; null: it has none, or was given up
     bool missed = false;                      // the others may have averaged without us

@@ -1,4 +1,4 @@
-// What a run tells of itself: metrics, its losses, and an element of "runs" in the status of its process.
+// RunStatus: a run tells of itself by metrics, its losses, and an element of "runs" in the status of its process.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// What the trainer's thread counts and the loop reads, and the other way round. Thread-safe.
+// TrainerCounts: the trainer's thread counts what the loop reads, and the other way round. Thread-safe.
 #pragma once
 
 #include <mutex>

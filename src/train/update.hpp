@@ -21,7 +21,7 @@ struct Update {
   bool missed = false;       ///< the other peers have averaged without us
   bool publishable = false;  ///< the next parameters are ready
   StepReport report;         ///< complete when done
-  /// What has ended it early, such as an error of a device: thrown once to the trainer.
+  /// It has ended early by this, such as an error of a device: thrown once to the trainer.
   std::exception_ptr failure = nullptr;
 };
 

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <thread>
 
 #include "cohive/cohive.h"
 
@@ -54,6 +55,25 @@ inline constexpr const char* kAlone = R"({"bootstrap": true, "host_maddrs": ["/i
 
 inline std::string joining(const std::string& address, const std::string& more = {}) {
   return R"({"initial_peers": [")" + address + R"("], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"])" + more + "}";
+}
+
+/// Two trainers, each on a thread, make batches of such gradients until they have averaged, and finish.
+template <class Trainer>
+void train_together(Trainer& ours, float gradient, Trainer& theirs, float other_gradient) {
+  const auto train = [](Trainer& trainer, float value) {
+    const auto end = Clock::now() + std::chrono::milliseconds(kLong);
+    std::uint64_t members = 0;
+    while (members < 2 && Clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // that the batch takes
+      members = trainer.step(value, 4).grad_group;
+    }
+    EXPECT_EQ(members, 2u) << "they do not meet";
+    std::uint64_t group = 0;
+    EXPECT_EQ(cohive_trainer_finish(trainer.handle, &group), COHIVE_OK) << cohive_last_error();
+  };
+  std::thread other([&] { train(theirs, other_gradient); });
+  train(ours, gradient);
+  other.join();
 }
 
 inline const std::uint8_t* raw(const std::string& bytes) {

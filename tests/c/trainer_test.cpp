@@ -161,20 +161,7 @@ TEST_P(CTrainer, TwoPeersStepTogether) {
   SwarmOwner first(kAlone), second(joining(first.address()));
   Model ours(1, GetParam()), theirs(1, GetParam());
   TrainerOwner our_trainer(first.handle, ours), their_trainer(second.handle, theirs);
-  const auto train = [](TrainerOwner& trainer, float gradient) {
-    const auto end = Clock::now() + std::chrono::milliseconds(kLong);
-    std::uint64_t members = 0;
-    while (members < 2 && Clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // that the batch takes
-      members = trainer.step(gradient, 4).grad_group;
-    }
-    EXPECT_EQ(members, 2u) << "they do not meet";
-    std::uint64_t group = 0;
-    EXPECT_EQ(cohive_trainer_finish(trainer.handle, &group), COHIVE_OK) << cohive_last_error();
-  };
-  std::thread other(train, std::ref(their_trainer), 3.0f);
-  train(our_trainer, 1.0f);
-  other.join();
+  train_together(our_trainer, 1, their_trainer, 3);
   EXPECT_EQ(ours.values, theirs.values);
   EXPECT_LT(ours.values[0], 1.0f);
 }

@@ -164,20 +164,7 @@ TEST_F(CTrainerOnGpu, TwoPeersStepTogether) {
   SwarmOwner first(kAlone), second(joining(first.address()));
   GpuModel ours(1), theirs(1);
   GpuTrainer our_trainer(first.handle, ours), their_trainer(second.handle, theirs);
-  const auto train = [](GpuTrainer& trainer, float gradient) {
-    const auto end = Clock::now() + std::chrono::milliseconds(kLong);
-    std::uint64_t members = 0;
-    while (members < 2 && Clock::now() < end) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));  // that the batch takes
-      members = trainer.step(gradient, 4).grad_group;
-    }
-    EXPECT_EQ(members, 2u) << "they do not meet";
-    std::uint64_t group = 0;
-    EXPECT_EQ(cohive_trainer_finish(trainer.handle, &group), COHIVE_OK) << cohive_last_error();
-  };
-  std::thread other([&] { train(their_trainer, 3); });
-  train(our_trainer, 1);
-  other.join();
+  train_together(our_trainer, 1, their_trainer, 3);
   const auto values = ours.get(ours.values), others = theirs.get(theirs.values);
   EXPECT_EQ(values, others);
   EXPECT_LT(values[0], 1);

@@ -245,21 +245,27 @@ OURS = {
 
 
 def train_both(optimizers, models, epochs, together):
-    """Trains at a time like a person's; returns the sizes of our groups."""
-    groups, failures = [], []
+    """Trains at a time like a person's, until both have averaged as often as is asked; returns the sizes of our groups.
+
+    A busy machine delays hivemind's processes by seconds, and the epochs that one of the two ends alone by then are
+    no fault: only that they do not come together is one.
+    """
+    groups, failures, last_epoch = [], [], [float("inf")]
 
     def train(at):
         try:
             optimizer, model = optimizers[at], models[at]
             generator = torch.Generator().manual_seed(at)
             give_up = time.monotonic() + 120
-            while optimizer.local_epoch < epochs and time.monotonic() < give_up:
+            while optimizer.local_epoch < last_epoch[0] and time.monotonic() < give_up:
                 inputs = torch.randn(4, 3, generator=generator)
                 optimizer.zero_grad()
                 (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean().backward()
                 optimizer.step()
                 if at == 0 and optimizer.last_report.epoch_changed:
                     groups.append(optimizer.last_report.grad_group)
+                    if groups.count(2) == together:
+                        last_epoch[0] = max(epochs, optimizer.local_epoch)
                 time.sleep(0.05)
             assert optimizer.local_epoch >= epochs, "the epochs do not end"
         except BaseException as error:

@@ -8,6 +8,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "receive_while_moving.hpp"
+#include "sent_part.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -15,20 +16,6 @@ namespace {
 constexpr std::size_t kInFlightBytes = 32 << 20;  // parts received and not yet answered, over all senders
 constexpr std::size_t kMaxInFlight = 8;           // of one sender
 constexpr Duration kPartRefusalTimeout = 5s;
-
-/// A part as a sender sent it.
-class SentPart final : public Contribution {
- public:
-  SentPart(std::shared_ptr<const EncodedPart> part, std::size_t length, double weight)
-      : part_(std::move(part)), length_(length), weight_(weight) {}
-  Result<bool> add(std::span<float> sum, Adding how) override { return add_part(*part_, weight_, sum, how); }
-  Result<ReadValues> open() override { return open_part(part_, length_); }
-
- private:
-  std::shared_ptr<const EncodedPart> part_;
-  std::size_t length_;
-  double weight_;
-};
 
 }  // namespace
 
@@ -123,52 +110,11 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
-  if (audit_log_)
-    if (auto kept = co_await keep_for_checks(sender, index, *message, *sent); !kept) co_return kept.error();
+  if (auto taken = co_await checks_->take({sender, index}, *message, *sent); !taken) co_return taken.error();
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
   co_return Reply{index, is_answered_with_average(sent->codec) ? nullptr : sent, std::move(*sum)};
-}
-
-/// What a sender signs is what its part is shown as, so that this peer cannot be made to show another one.
-Task<Result<>> AllReduce::keep_for_checks(std::size_t sender, std::size_t index, const PartMessage& message,
-                                          EncodedPart part) {
-  if (part.dtype != codec::DType::float32) co_return Error(Errc::bad_partition, "values that are not float32");
-  Commitment commitment{setup_.id, host_.id(), index, message.weight, static_cast<int>(part.codec)};
-  auto work = [commitment = std::move(commitment), from = peer(sender), envelope = message.commitment,
-               part]() mutable -> Result<Digest> {
-    commitment.digest = crypto::sha256(part.buffer);
-    if (auto checked = check_commitment(as_bytes(envelope), from, commitment); !checked) return checked.error();
-    return commitment.digest;
-  };
-  const auto digest = co_await runtime_.offload(std::move(work));
-  if (!digest) co_return digest.error();
-  audit_log_->add(index, sender, {message.weight, std::move(part), *digest, message.commitment});
-  co_return ok();
-}
-
-/// Our own values as other members can be shown them: a copy, for the tensor changes with the average.
-Task<Result<std::shared_ptr<Contribution>>> AllReduce::keep_own(std::size_t index,
-                                                                std::shared_ptr<OwnContribution> own) {
-  const std::size_t length = own_parts()[index].length;
-  auto work = [own = std::move(own), length]() -> Result<std::pair<EncodedPart, Digest>> {
-    auto read = own->open();
-    if (!read) return read.error();
-    EncodedPart copy;
-    copy.record = Slice::uninitialised(length * sizeof(float));
-    copy.buffer = copy.record.view();
-    if (!(*read)(0, {reinterpret_cast<float*>(copy.record.mutable_data()), length}))
-      return Error(Errc::round_cancelled);
-    const Digest digest = crypto::sha256(copy.buffer);
-    return std::pair(std::move(copy), digest);
-  };
-  auto kept = co_await runtime_.offload(std::move(work));
-  if (!kept) co_return kept.error();
-  auto& [copy, digest] = *kept;
-  const double weight = setup_.terms.weight;
-  audit_log_->add(index, setup_.own_index, {weight, copy, digest, {}});
-  co_return std::make_shared<SentPart>(std::make_shared<const EncodedPart>(std::move(copy)), length, weight);
 }
 
 /// Answers each part once it is averaged: with the average, or relative to what the sender sent, in the codec of its
@@ -197,9 +143,7 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
 
 Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
   const codec::Codec codec = reply.part ? reply.part->codec : answer_codec_of(own_parts()[reply.index]).codec;
-  const auto transcript_digest = audit_log_ && reply.sum->has_average
-                                     ? std::optional(audit_log_->close(reply.index, reply.sum->senders))
-                                     : std::nullopt;
+  const std::string transcript_digest = checks_->transcript_digest(reply.index, *reply.sum);
   // No average: no change, which as an average is an empty part.
   const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
   Result<Slice> buffer = reply.sum->encoded ? reply.sum->encoded->record : Slice();
@@ -212,7 +156,7 @@ Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t send
     if (!buffer) co_return buffer.error();
   }
   Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
-  if (transcript_digest) append_transcript_digest(envelope, as_text(*transcript_digest));
+  if (!transcript_digest.empty()) append_transcript_digest(envelope, transcript_digest);
   const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
   const TimePoint begin = runtime_.now();
   auto done = co_await stream.send_while_moving(pieces, setup_.reducer_timeout);

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "averaging/detail/lease.hpp"
-#include "averaging/verification/recomputation.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -20,8 +19,6 @@ namespace cohive::averaging {
 namespace {
 
 constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
-constexpr double kMaxNormRatio = 30;       // times what was sent; batches differ, and with them the noise in gradients
-constexpr std::size_t kFewValues = 16;     // of a part, below which chance makes it far shorter than it is usually
 constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
@@ -98,19 +95,6 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
       new AllReduce(host, options, metrics, std::move(setup), std::move(codecs), std::move(parts_by_owner)));
 }
 
-namespace {
-
-std::unique_ptr<Verification> make_verification(p2p::Host& host, const AveragerOptions& options,
-                                                const AveragingMetrics& metrics, const AllReduce::Setup& setup) {
-  if (options.verified_share <= 0) return nullptr;
-  return std::make_unique<Verification>(
-      host, metrics,
-      Verification::Setup{setup.prefix, setup.id, setup.group, setup.own_index, setup.terms.weight,
-                          options.verified_share, options.aggregation, setup.reducer_timeout});
-}
-
-}  // namespace
-
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
                      std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner)
     : host_(host),
@@ -122,11 +106,9 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       parts_by_owner_(std::move(parts_by_owner)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation,
                answer_codecs()),
-      audit_log_(
-          options_.verified_share > 0
-              ? std::make_shared<AuditLog>(runtime_, setup_.group, lengths_of(own_parts()), options_.verified_share)
-              : nullptr),
-      verification_(make_verification(host_, options_, metrics_, setup_)),
+      checks_(make_checks(host_, options_, metrics_,
+                          {setup_.prefix, setup_.id, setup_.group, setup_.own_index, setup_.terms.weight,
+                           lengths_of(own_parts()), setup_.reducer_timeout})),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()),
@@ -182,7 +164,7 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   for (const auto& parts : parts_by_owner_) parts_total += parts.size();
   metrics_.round_parts.set(static_cast<double>(parts_total));
   const auto ended = on_exit([this] {
-    if (verification_) verification_->end();
+    checks_->end();
     metrics_.round_parts.set(0);
     metrics_.round_parts_done.set(0);
   });
@@ -201,10 +183,10 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   if (patience_) co_await await_late_reducers(late, exchanges);
   co_await own.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
-  if (verification_) co_await apply_held(tensors, exchanges);
+  co_await apply_held(tensors, exchanges);
 
   report.parts_total += parts_total;
-  if (verification_) report.parts_checked += verification_->checked();
+  report.parts_checked += checks_->checked();
   std::vector<PeerId> failed;
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
     report.parts_failed += exchanges[member].unused;
@@ -254,12 +236,9 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
                                           std::shared_ptr<OwnContribution> own) {
   const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
-  std::shared_ptr<Contribution> contribution = own;
-  if (audit_log_) {
-    CO_TRY(contribution, co_await keep_own(index, own));
-  } else if (setup_.group->one_average) {
-    contribution = std::make_shared<OnlyAdded>(own);
-  }
+  CO_TRY(std::shared_ptr<Contribution> contribution, co_await checks_->take_own(index, own));
+  if (!contribution && setup_.group->one_average) contribution = std::make_shared<OnlyAdded>(own);
+  if (!contribution) contribution = own;
   auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, std::move(contribution));
   if (!sum) co_return sum.error();
   if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged;
@@ -314,18 +293,13 @@ Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member,
   co_return received;
 }
 
-/// The bytes of a part, and the signature of them where it takes one.
+/// The bytes of a part, and what goes along with them.
 Task<Result<AllReduce::Outgoing>> AllReduce::prepare_part(TensorParts& tensors, std::size_t member, std::size_t index) {
   const Part& part = parts_by_owner_[member][index];
   const codec::CodecSpec codec = codec_of(part);
   CO_TRY(auto stretch, co_await tensors.encode(stretch_of(part), codec));
-  if (!verification_) co_return Outgoing{std::move(stretch), {}};
-  Commitment commitment{setup_.id, peer(member), index, setup_.terms.weight, static_cast<int>(codec.codec)};
-  auto seal = [key = host_.identity(), commitment = std::move(commitment), stretch]() mutable -> Result<Outgoing> {
-    commitment.digest = crypto::sha256(stretch.bytes);
-    return Outgoing{std::move(stretch), seal_commitment(key, commitment)};
-  };
-  co_return co_await offload_leased(runtime_, std::move(seal));
+  CO_TRY(auto commitment, co_await checks_->commit({member, index}, codec.codec, stretch));
+  co_return Outgoing{std::move(stretch), std::move(commitment)};
 }
 
 /// Prepares parts ahead of the one being sent.
@@ -354,7 +328,7 @@ Task<void> AllReduce::send_parts(AllReduce& self, TensorParts& tensors, rpc::Cli
     sent = co_await self.send_part(call, member, i, usable ? &**next : nullptr);
     if (!sent || !usable) break;
     const bool fed_back = codec::info(self.codec_of(self.parts_by_owner_[member][i]).codec).error_feedback;
-    exchange.unanswered.push_back(fed_back || self.looks_at_answers() ? (*next)->stretch : EncodedStretch());
+    exchange.unanswered.push_back(fed_back || self.checks_->looks_at_answers() ? (*next)->stretch : EncodedStretch());
   }
   if (exchange.failure) co_return;
   if (sent) sent = co_await call.finish(timeout_after(self.runtime_, self.setup_.reducer_timeout));
@@ -410,13 +384,7 @@ Task<Result<>> AllReduce::receive_replies(TensorParts& tensors, rpc::ClientStrea
     exchange.unanswered.pop_front();
     if (message->tensor) count_received(member, message->tensor->buffer.size());
     CO_TRY(auto answered, read_reply(parts[i], std::move(sent), *message, std::move(**reply)));
-    if (verification_) {
-      CO_TRY(co_await hold(member, std::move(answered), std::move(message->transcript_digest)));
-    } else {
-      CO_TRY(const bool believed, co_await is_believed(member, answered));
-      if (believed) CO_TRY(co_await apply(tensors, parts[i], std::move(answered)));
-      exchange.unused += !believed;
-    }
+    CO_TRY(co_await act_on(tensors, member, std::move(answered), std::move(message->transcript_digest), exchange));
     metrics_.round_parts_done.add(1);
   }
   co_return ok();
@@ -439,25 +407,13 @@ Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent
   return reply;
 }
 
-bool AllReduce::looks_at_answers() const {
-  return verification_ || !std::holds_alternative<Mean>(options_.aggregation);
-}
-
-/// Where contributions are clipped or trimmed no average is many times as long as what a member has sent, if its own
-/// values are not far smaller than those of the others: that is no proof, and nobody is blamed. A few values may be
-/// small by chance, as of a bias alone: they count as no smaller than what this member has sent is usually.
-Task<Result<bool>> AllReduce::is_believed(std::size_t member, const AnsweredPart& reply) {
-  if (!looks_at_answers() || !reply.answer || setup_.terms.weight == 0) co_return true;
-  CO_TRY(const PartLengths squares, co_await offload_leased(runtime_, [reply] { return lengths_of(reply); }));
-  answered_squares_ += squares.sent;
-  answered_values_ += static_cast<double>(reply.length);
-  const double usual =
-      reply.length < kFewValues ? answered_squares_ * static_cast<double>(reply.length) / answered_values_ : 0.0;
-  const double times = std::sqrt(squares.average / std::max(squares.sent, usual));
-  if (times <= kMaxNormRatio || squares.sent == 0) co_return true;
-  log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
-            peer(member), times);
-  co_return false;
+/// Does with the next answer of a reducer what those who check it say.
+Task<Result<>> AllReduce::act_on(TensorParts& tensors, std::size_t member, AnsweredPart reply,
+                                 std::string transcript_digest, Exchange& exchange) {
+  CO_TRY(const auto fate, co_await checks_->look_at(member, reply, std::move(transcript_digest)));
+  exchange.unused += fate == RoundChecks::Fate::keep_local;
+  if (fate != RoundChecks::Fate::apply) co_return ok();
+  co_return co_await apply(tensors, parts_by_owner_[member][exchange.applied], std::move(reply));
 }
 
 Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {
@@ -467,45 +423,28 @@ Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, Answered
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
 
-// ---- Averages that are checked
-
-Result<> AllReduce::hear(const PeerId& from, const proto::Verdict& verdict) {
-  if (!verification_) return Error(Errc::bad_partition, from, "averages are not checked here");
-  return verification_->hear(from, verdict);
-}
-
-/// An answer without a transcript says that there is no average.
-Task<Result<>> AllReduce::hold(std::size_t member, AnsweredPart reply, std::string transcript_digest) {
-  Digest digest{};
-  if (transcript_digest.empty())
-    reply.answer = nullptr;
-  else if (transcript_digest.size() == digest.size())
-    std::ranges::copy(as_bytes(transcript_digest), digest.begin());
-  else
-    co_return Error(cohive::Errc::malformed, "the hash of a transcript");
-  co_return co_await verification_->hold(member, std::move(reply), digest);
-}
+// ---- Answers that were held
 
 /// Applies the answers of the reducers that are believed.
 Task<void> AllReduce::apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges) {
-  co_await verification_->await_verdicts([this](std::size_t member) {
+  co_await checks_->settle([this](std::size_t member) {
     return !members_[member].left && !members_[member].patience && host_.connected(peer(member));
   });
   std::vector<Task<void>> work;
   for (std::size_t member = 0; member < exchanges.size(); ++member)
-    if (member != setup_.own_index && !parts_by_owner_[member].empty())
+    if (member != setup_.own_index && !parts_by_owner_[member].empty() && checks_->held(member))
       work.push_back(apply_held_of(*this, tensors, member, exchanges[member]));
   co_await when_all(runtime_, std::move(work));
 }
 
 Task<void> AllReduce::apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange) {
   exchange.applied = 0;
-  if (auto objection = self.verification_->objection(member)) {
+  if (auto objection = self.checks_->objection(member)) {
     if (!exchange.failure) self.metrics_.reducers_failed.increment();
     exchange.failure = std::move(objection);
     co_return;
   }
-  for (const AnsweredPart& reply : self.verification_->held(member)) {
+  for (const AnsweredPart& reply : *self.checks_->held(member)) {
     const auto applied = co_await self.apply(tensors, self.parts_by_owner_[member][exchange.applied], reply);
     if (!applied) {
       exchange.failure = applied.error().with_peer(self.peer(member));

@@ -3,22 +3,21 @@
 //   owner  -> AVERAGED_PART{delta} per part, in order
 // Parts in a codec with error feedback are answered with averages in place of differences; so are all parts of a group
 // with one average (AveragerOptions::one_average), whose members all take what the same bytes decode to.
-// Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp. Where averages are
-// checked (AveragerOptions::verified_share), answers are held until their reducers are believed (verification.hpp).
+// Our side of the streams is in all_reduce.cpp, serving those of other members in aggregate.cpp. Whether averages are
+// checked, and how, is behind RoundChecks.
 // Source: docs/wire/hivemind.md, sections 6.6 to 6.8; docs/wire/extensions.md, section 12.
 #pragma once
 
 #include <deque>
 #include <set>
 
-#include "averaging/verification/part_ledger.hpp"
-#include "averaging/verification/verification.hpp"
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "partition.hpp"
 #include "reducer.hpp"
+#include "round_checks.hpp"
 #include "traffic.hpp"
 
 namespace cohive::averaging {
@@ -62,9 +61,9 @@ class AllReduce {
   /// A member averages no more: it is not waited for.
   void member_left(const PeerId& peer);
   /// What may be shown to members, also when this has ended; null where averages are not checked.
-  std::shared_ptr<AuditLog> ledger() const { return audit_log_; }
+  std::shared_ptr<AuditLog> ledger() const { return checks_->ledger(); }
   /// A member has told what it has checked.
-  Result<> hear(const PeerId& from, const proto::Verdict& verdict);
+  Result<> hear(const PeerId& from, const proto::Verdict& verdict) { return checks_->hear(from, verdict); }
 
  private:
   /// How a tensor travels.
@@ -112,8 +111,8 @@ class AllReduce {
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
   Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
-  Task<Result<bool>> is_believed(std::size_t member, const AnsweredPart& reply);
-  Task<Result<>> hold(std::size_t member, AnsweredPart reply, std::string transcript_digest);
+  Task<Result<>> act_on(TensorParts& tensors, std::size_t member, AnsweredPart reply, std::string transcript_digest,
+                        Exchange& exchange);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);
   static Task<void> apply_held_of(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<void> watch_senders(AllReduce& self);
@@ -124,8 +123,6 @@ class AllReduce {
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                       Channel<Reply>& replies);
   Task<Result<Reply>> take_part(std::size_t sender, std::size_t index, Slice record);
-  Task<Result<>> keep_for_checks(std::size_t sender, std::size_t index, const PartMessage& message, EncodedPart part);
-  Task<Result<std::shared_ptr<Contribution>>> keep_own(std::size_t index, std::shared_ptr<OwnContribution> own);
   static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                  Channel<Reply>& replies, Result<>& outcome);
   Task<Result<>> send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply);
@@ -149,8 +146,6 @@ class AllReduce {
   Task<void> await_late_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges);
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
-  /// Whether answers are compared with what was sent.
-  bool looks_at_answers() const;
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
   void count_received(std::size_t member, std::size_t bytes);
 
@@ -162,8 +157,7 @@ class AllReduce {
   const std::vector<TensorCodecs> codecs_;
   const std::vector<std::vector<Part>> parts_by_owner_;
   Reducer reducer_;
-  const std::shared_ptr<AuditLog> audit_log_;  // where averages are checked, as the next one
-  const std::unique_ptr<Verification> verification_;
+  const std::unique_ptr<RoundChecks> checks_;
   std::set<std::size_t> answering_;  // senders that a reply is being sent to
   Condition answered_;
   Condition broken_;  // the stream to a reducer
@@ -179,12 +173,11 @@ class AllReduce {
     std::optional<Duration> patience{};  // with one that was late in earlier rounds
   };
   std::vector<MemberState> members_;
-  std::vector<PeerId> lost_;                           // senders left out of some of our parts
-  std::vector<PeerId> liars_, stragglers_;             // of these, for what they sent, or did not send
-  double answered_squares_ = 0, answered_values_ = 0;  // of what we sent in parts whose averages were looked at
-  Reducer::Awaited awaited_;                           // when last looked at
-  std::optional<Duration> patience_;                   // with all that were late in earlier rounds, from the beginning
-  Duration held_up_{};  // how long senders among them were the only ones that were missing
+  std::vector<PeerId> lost_;                // senders left out of some of our parts
+  std::vector<PeerId> liars_, stragglers_;  // of these, for what they sent, or did not send
+  Reducer::Awaited awaited_;                // when last looked at
+  std::optional<Duration> patience_;        // with all that were late in earlier rounds, from the beginning
+  Duration held_up_{};                      // how long senders among them were the only ones that were missing
   const TimePoint began_;
   TimePoint looked_;  // at the senders
   bool cancelled_ = false;

@@ -5,6 +5,7 @@
 
 #include "averaging/detail/lease.hpp"
 #include "averaging/detail/part_math.hpp"
+#include "averaging/rounds/round_checks.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -28,10 +29,6 @@ Digest secret_of(const KeyPair& key, const std::string& round) {
 }
 
 }  // namespace
-
-bool is_fault(const std::error_code& code) {
-  return code == Errc::wrong_average || code == Errc::bad_partition || code == cohive::Errc::malformed;
-}
 
 Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup)
     : host_(host),

@@ -25,10 +25,6 @@ class Verdict;
 
 namespace cohive::averaging {
 
-/// Whether an error means that a member sent what no honest one does, however late or cut off it is: it is kept out for
-/// a while. An honest one may send values that are not finite.
-bool is_fault(const std::error_code& code);
-
 class Verification {
  public:
   struct Setup {

@@ -1,0 +1,103 @@
+#include "round_checks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <variant>
+
+#include "averaging/detail/lease.hpp"
+#include "averaging/verification/verified_round.hpp"
+#include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/try.hpp"
+
+namespace cohive::averaging {
+namespace {
+
+constexpr double kMaxNormRatio = 30;    // times what was sent; batches differ, and with them the noise in gradients
+constexpr std::size_t kFewValues = 16;  // of a part, below which chance makes it far shorter than it is usually
+
+/// Where contributions are clipped or trimmed no average is many times as long as what a member has sent, if its own
+/// values are not far smaller than those of the others: that is no proof, and nobody is blamed. A few values may be
+/// small by chance, as of a bias alone: they count as no smaller than what this member has sent is usually.
+class LengthChecks final : public RoundChecks {
+ public:
+  LengthChecks(Runtime& runtime, Setup setup) : runtime_(runtime), setup_(std::move(setup)) {}
+
+  bool looks_at_answers() const override { return true; }
+
+  Task<Result<Fate>> look_at(std::size_t reducer, const AnsweredPart& part, std::string) override {
+    if (!part.answer || setup_.weight == 0) co_return Fate::apply;
+    CO_TRY(const PartLengths squares, co_await offload_leased(runtime_, [part] { return lengths_of(part); }));
+    sent_squares_ += squares.sent;
+    sent_values_ += static_cast<double>(part.length);
+    const double usual =
+        part.length < kFewValues ? sent_squares_ * static_cast<double>(part.length) / sent_values_ : 0.0;
+    const double times = std::sqrt(squares.average / std::max(squares.sent, usual));
+    if (times <= kMaxNormRatio || squares.sent == 0) co_return Fate::apply;
+    log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
+              setup_.group->members[reducer].peer, times);
+    co_return Fate::keep_local;
+  }
+
+ private:
+  Runtime& runtime_;
+  const Setup setup_;
+  double sent_squares_ = 0, sent_values_ = 0;  // of parts whose averages were looked at
+};
+
+}  // namespace
+
+bool is_fault(const std::error_code& code) {
+  return code == Errc::wrong_average || code == Errc::bad_partition || code == cohive::Errc::malformed;
+}
+
+// ---- Nothing is checked
+
+Task<Result<std::string>> RoundChecks::commit(Place, codec::Codec, EncodedStretch) {
+  co_return std::string();
+}
+
+Task<Result<>> RoundChecks::take(Place, const PartMessage&, EncodedPart) {
+  co_return ok();
+}
+
+Task<Result<std::shared_ptr<Contribution>>> RoundChecks::take_own(std::size_t, std::shared_ptr<OwnContribution>) {
+  co_return nullptr;
+}
+
+std::string RoundChecks::transcript_digest(std::size_t, const PartSum&) {
+  return {};
+}
+
+Task<Result<RoundChecks::Fate>> RoundChecks::look_at(std::size_t, const AnsweredPart&, std::string) {
+  co_return Fate::apply;
+}
+
+Task<void> RoundChecks::settle(std::function<bool(std::size_t)>) {
+  co_return;
+}
+
+const std::deque<AnsweredPart>* RoundChecks::held(std::size_t) {
+  return nullptr;
+}
+
+std::optional<Error> RoundChecks::objection(std::size_t) const {
+  return std::nullopt;
+}
+
+Result<> RoundChecks::hear(const PeerId& from, const proto::Verdict&) {
+  return Error(Errc::bad_partition, from, "averages are not checked here");
+}
+
+std::unique_ptr<RoundChecks> make_checks(p2p::Host& host, const AveragerOptions& options,
+                                         const AveragingMetrics& metrics, RoundChecks::Setup setup) {
+  if (options.verified_share > 0)
+    return std::make_unique<VerifiedRound>(host, metrics, std::move(setup), options.verified_share,
+                                           options.aggregation);
+  if (!std::holds_alternative<Mean>(options.aggregation))
+    return std::make_unique<LengthChecks>(host.runtime(), std::move(setup));
+  return std::make_unique<RoundChecks>();
+}
+
+}  // namespace cohive::averaging

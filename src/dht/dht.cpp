@@ -314,7 +314,7 @@ Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWrit
     co_await runtime.yield();
   }
   for (std::size_t next = 0; next < all.size() && left > 0;) {
-    std::vector<SavedRecord> part;
+    std::vector<WireRecord> part;
     std::size_t bytes = 0;
     for (; next < all.size() && part.size() < kLocalRecordsPerTurn && bytes < kLocalBytesPerTurn; ++next) {
       const auto* record = store.get(all[next], protocol.now());
@@ -326,7 +326,7 @@ Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWrit
         break;
       }
       bytes += size;
-      part.push_back({out.key, std::move(out.tag), std::move(out.value), out.expiration, out.in_cache});
+      part.push_back(std::move(out));
     }
     left -= bytes;
     CO_TRY(co_await runtime.offload_io([writer, part = std::move(part)] { return writer->add(part); }));
@@ -334,15 +334,15 @@ Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWrit
   co_return ok();
 }
 
-Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
+Task<std::size_t> Dht::restore(std::vector<WireRecord> records) {
   std::size_t kept = 0;
   for (std::size_t at = 0; at < records.size();) {
-    std::vector<OutgoingRecord> part;
+    std::vector<WireRecord> part;
     std::size_t bytes = 0;
     for (; at < records.size() && part.size() < kLocalRecordsPerTurn && bytes < kLocalBytesPerTurn; ++at) {
-      SavedRecord& record = records[at];
+      WireRecord& record = records[at];
       bytes += record.value.size();
-      part.push_back({record.key, std::move(record.tag), std::move(record.value), record.expiration, record.cached});
+      part.push_back(std::move(record));
     }
     // Their senders are forgotten. Under one sender they would be the largest share, and the first to go.
     const PeerId from = PeerId::of_public_key(as_bytes("restored part " + std::to_string(impl_->restored_parts++)));
@@ -351,7 +351,7 @@ Task<std::size_t> Dht::restore(std::vector<SavedRecord> records) {
     co_await runtime().yield();
   }
   if (records.size() > kLocalRecordsPerTurn)  // what is left of so many takes long to give back
-    co_await runtime().offload([rest = std::move(records)]() mutable { std::vector<SavedRecord>().swap(rest); });
+    co_await runtime().offload([rest = std::move(records)]() mutable { std::vector<WireRecord>().swap(rest); });
   co_return kept;
 }
 

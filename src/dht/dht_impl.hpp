@@ -134,7 +134,7 @@ struct Dht::Impl {
   Task<void> consider_entries(LookupPtr lookup, StoredRecord candidate, DhtId source);
   Task<std::vector<bool>> check(std::vector<Record> records);
   void remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest);
-  Task<void> cache_on(PeerId peer, OutgoingRecord record);
+  Task<void> cache_on(PeerId peer, WireRecord record);
   void schedule_refresh(const DhtId& key, double at);
   Task<void> refresh_cache();
   Task<Result<GetResult>> result_of(LookupPtr lookup) const;

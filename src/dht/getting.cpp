@@ -300,8 +300,8 @@ void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nea
   }
 }
 
-Task<void> Dht::Impl::cache_on(PeerId peer, OutgoingRecord record) {
-  std::vector<OutgoingRecord> records;
+Task<void> Dht::Impl::cache_on(PeerId peer, WireRecord record) {
+  std::vector<WireRecord> records;
   records.push_back(std::move(record));
   auto stored = co_await protocol.store(peer, std::move(records));
   if (!stored) log::debug("dht", "not cached: {}", stored.error());

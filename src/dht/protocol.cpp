@@ -52,13 +52,13 @@ StorageLimits limits_of(const p2p::Host& host, const DhtOptions& options, std::s
   return limits;
 }
 
-std::size_t size_of(const OutgoingRecord& record) {
+std::size_t size_of(const WireRecord& record) {
   return record.value.size() + record.tag.size();
 }
 
 }  // namespace
 
-OutgoingRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache) {
+WireRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache) {
   if (const auto* dictionary = record.dictionary())
     return {key, std::string(kDictionaryTag), dictionary->encoded(), record.expiration, in_cache};
   return {key, std::string(kRegularTag), *record.value(), record.expiration, in_cache};
@@ -86,7 +86,7 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       store_limits_{.items = std::clamp<std::size_t>(opts.max_keys_per_request, 1, kStoreBatch)},
       stores_(
           runtime, store_limits_,
-          [this](PeerId peer, std::vector<OutgoingRecord> records) { return send_store(peer, std::move(records)); },
+          [this](PeerId peer, std::vector<WireRecord> records) { return send_store(peer, std::move(records)); },
           &size_of),
       finds_(
           runtime, {.items = std::max<std::size_t>(opts.chunk_size, 1), .bytes = 1024 * 1024, .in_flight = 8},
@@ -252,11 +252,11 @@ Task<Result<std::optional<DhtId>>> Protocol::ping(PeerId peer, bool validate) {
   co_return id;
 }
 
-Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<OutgoingRecord> records) {
+Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<WireRecord> records) {
   // What does not fit into one request goes in several, one after the other.
   std::vector<bool> accepted;
   for (std::size_t at = 0; at < records.size();) {
-    std::vector<OutgoingRecord> part;
+    std::vector<WireRecord> part;
     std::size_t bytes = 0;
     for (; at < records.size() && part.size() < store_limits_.items; ++at) {
       bytes += size_of(records[at]);
@@ -269,7 +269,7 @@ Task<Result<std::vector<bool>>> Protocol::store(PeerId peer, std::vector<Outgoin
   co_return accepted;
 }
 
-Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<OutgoingRecord> records) {
+Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<WireRecord> records) {
   proto::StoreRequest request;
   fill(*request.mutable_peer());
   for (auto& record : records) {
@@ -491,7 +491,7 @@ Task<void> Protocol::check_old_node(NodeEntry node) {
 /// What a newcomer is given.
 struct Protocol::HandOver {
   NodeEntry node;
-  std::vector<OutgoingRecord> batch = {};
+  std::vector<WireRecord> batch = {};
   std::size_t bytes = 0;  // of the batch
   bool failed = false;
 };
@@ -549,7 +549,7 @@ bool Protocol::is_new(const PeerId& peer) const {
   return at != handed_over_.end() && runtime.now() - at->second < kNewcomerPeriod;
 }
 
-Task<void> Protocol::send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<OutgoingRecord> records,
+Task<void> Protocol::send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<WireRecord> records,
                                 Semaphore::Units /*turn*/) {
   if (to->failed) co_return;
   auto stored = co_await self.store(to->node.peer, std::move(records));

@@ -7,6 +7,7 @@
 #include "blacklist.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/dht/metrics.hpp"
+#include "cohive/dht/state.hpp"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "composite_validator.hpp"
@@ -33,16 +34,8 @@ struct Finding {
   std::vector<NodeEntry> nearest;
 };
 
-/// One record to send to a replica.
-struct OutgoingRecord {
-  DhtId key;
-  std::string tag;  ///< see subkey.hpp
-  std::string value;
-  double expiration = 0;
-  bool in_cache = false;
-};
-/// A stored record, to be sent whole.
-OutgoingRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache);
+/// Makes a stored record one to be sent whole.
+WireRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache);
 
 class Protocol {
  public:
@@ -52,7 +45,7 @@ class Protocol {
   /// \param validate  ask the peer to call back, and compare clocks: a mismatch is an error
   Task<Result<std::optional<DhtId>>> ping(PeerId peer, bool validate);
   /// One answer per record.
-  Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<OutgoingRecord> records);
+  Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<WireRecord> records);
   /// One finding per key.
   /// \param referrer  the node that named the peer, and will know where it is; empty: none
   /// \param most_entries  of each dictionary, drawn by the peer; 0: all
@@ -61,9 +54,9 @@ class Protocol {
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
   /// \param charged  whether `from` is a caller that owes for the work
-  Task<std::vector<bool>> store_locally(std::vector<OutgoingRecord> records, PeerId from = {}, bool charged = false);
+  Task<std::vector<bool>> store_locally(std::vector<WireRecord> records, PeerId from = {}, bool charged = false);
   /// Keeps an encoded dictionary that was checked before in the cache.
-  Task<void> cache_dictionary(OutgoingRecord record);
+  Task<void> cache_dictionary(WireRecord record);
   void close();
 
   void add_validator(std::shared_ptr<RecordValidator> validator);
@@ -123,7 +116,7 @@ class Protocol {
     std::size_t bytes = 0;  // of the chunk
     bool begun = false;     // a chunk was stored
   };
-  Task<void> take_apart(Storing& storing, OutgoingRecord record, std::size_t item);
+  Task<void> take_apart(Storing& storing, WireRecord record, std::size_t item);
   Task<void> store_chunk(Storing& storing);
   Task<std::vector<bool>> validate_for(PeerId caller, std::vector<Record> records);
   /// Whether one more request of the caller that wants signatures checked can be taken on.
@@ -140,7 +133,7 @@ class Protocol {
                                          const CallMetrics& counters);
   /// Whether the peer is a member, and knows that we are one.
   Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
-  Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<OutgoingRecord> records);
+  Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<WireRecord> records);
   Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries = 0);
   /// The same for keys of several searches, which may be looking for the same ones.
   Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
@@ -156,7 +149,7 @@ class Protocol {
   bool is_new(const PeerId& peer) const;
   struct HandOver;
   Task<void> hand_over_batch(std::shared_ptr<HandOver> to);
-  static Task<void> send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<OutgoingRecord> records,
+  static Task<void> send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<WireRecord> records,
                                Semaphore::Units turn);
   Task<void> revalidate();
 
@@ -189,7 +182,7 @@ class Protocol {
   std::optional<rpc::Server> server_;
   TaskGroup tasks_;
   const BatchLimits store_limits_;
-  Batcher<OutgoingRecord, bool> stores_;
+  Batcher<WireRecord, bool> stores_;
   Batcher<DhtId, Finding> finds_;
   LowPriorityThread checks_;
 };

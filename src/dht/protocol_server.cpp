@@ -41,7 +41,7 @@ Error refuse_busy(const CallMetrics& counters) {
 }
 
 /// What a record of a request costs beyond its bytes: the entries that it says it has.
-std::size_t entries_in(const OutgoingRecord& record, const StorageLimits& limits) {
+std::size_t entries_in(const WireRecord& record, const StorageLimits& limits) {
   if (record.tag != kDictionaryTag) return 1;
   const auto reader = DictionaryReader::open(as_bytes(record.value), limits);
   return 1 + (reader ? reader->left() : 0);
@@ -129,7 +129,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
     co_return refuse(metrics.store, Errc::malformed_request, "rpc_store with lists of different lengths");
   if (static_cast<std::size_t>(count) > options.max_keys_per_request)
     co_return refuse(metrics.store, Errc::too_many_keys, "rpc_store");
-  std::vector<OutgoingRecord> records;
+  std::vector<WireRecord> records;
   records.reserve(static_cast<std::size_t>(count));
   std::size_t cost = 1 + bytes.size() / kBytesOfAKey;
   for (int i = 0; i < count; ++i) {
@@ -153,7 +153,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   co_return reply.SerializeAsString();
 }
 
-Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> records, PeerId from, bool charged) {
+Task<std::vector<bool>> Protocol::store_locally(std::vector<WireRecord> records, PeerId from, bool charged) {
   Storing storing{from, charged, std::vector<bool>(records.size(), true)};
   for (std::size_t i = 0; i < records.size(); ++i) {
     co_await take_apart(storing, std::move(records[i]), i);
@@ -166,7 +166,7 @@ Task<std::vector<bool>> Protocol::store_locally(std::vector<OutgoingRecord> reco
 }
 
 /// Adds a record to the chunk. What is malformed or beyond the bounds is not `ok`.
-Task<void> Protocol::take_apart(Storing& storing, OutgoingRecord record, std::size_t item) {
+Task<void> Protocol::take_apart(Storing& storing, WireRecord record, std::size_t item) {
   const StorageLimits& limits = storage.limits();
   const double latest = now() + to_seconds(options.max_record_lifetime);
   const auto add = [&](Incoming incoming) {
@@ -246,7 +246,7 @@ Task<std::vector<bool>> Protocol::validate_for(PeerId caller, std::vector<Record
   co_return co_await validate(std::move(records));
 }
 
-Task<void> Protocol::cache_dictionary(OutgoingRecord record) {
+Task<void> Protocol::cache_dictionary(WireRecord record) {
   auto reader = DictionaryReader::open(as_bytes(record.value), storage.limits());
   for (std::size_t in_turn = 0; reader && reader->left() > 0; ++in_turn) {
     if (in_turn % kEntriesPerTurn == kEntriesPerTurn - 1) co_await runtime.yield();

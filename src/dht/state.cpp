@@ -33,9 +33,9 @@ Error file_error(const std::filesystem::path& path, int number) {
   return system_error(cohive::Errc::io, number, "state file " + path.string());
 }
 
-msgpack::Value value_of(const SavedRecord& record) {
+msgpack::Value value_of(const WireRecord& record) {
   return msgpack::Array{{msgpack::Value::bin(record.key.bytes), msgpack::Bin{record.tag}, msgpack::Bin{record.value},
-                         record.expiration, record.cached}};
+                         record.expiration, record.in_cache}};
 }
 
 msgpack::Value value_of(const SavedPeer& peer) {
@@ -68,7 +68,7 @@ std::optional<PeerId> peer_of(const msgpack::Value* value) {
   return bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
 }
 
-std::optional<SavedRecord> read_record(const msgpack::Value& value) {
+std::optional<WireRecord> read_record(const msgpack::Value& value) {
   const auto* parts = fields(value, 5);
   if (!parts) return std::nullopt;
   const auto key = id_of(&(*parts)[0]);
@@ -76,7 +76,7 @@ std::optional<SavedRecord> read_record(const msgpack::Value& value) {
   const auto* expiration = (*parts)[3].get_if<double>();
   const auto* cached = (*parts)[4].get_if<bool>();
   if (!key || !tag || !bytes || !expiration || !cached) return std::nullopt;
-  return SavedRecord{*key, tag->data, bytes->data, *expiration, *cached};
+  return WireRecord{*key, tag->data, bytes->data, *expiration, *cached};
 }
 
 std::optional<SavedPeer> read_peer(const msgpack::Value& value) {
@@ -184,7 +184,7 @@ Result<> StateWriter::append(std::string_view payload) {
   return ok();
 }
 
-Result<> StateWriter::add(const std::vector<SavedRecord>& records) {
+Result<> StateWriter::add(const std::vector<WireRecord>& records) {
   return records.empty() ? ok() : append(msgpack::encode(list_of(records)));
 }
 
@@ -250,8 +250,8 @@ std::optional<std::string> StateReader::take_piece() {
   return payload;
 }
 
-std::vector<SavedRecord> StateReader::next() {
-  std::vector<SavedRecord> records = std::exchange(waiting_, {});
+std::vector<WireRecord> StateReader::next() {
+  std::vector<WireRecord> records = std::exchange(waiting_, {});
   while (!ended_ && records.empty()) {
     const auto payload = take_piece();
     if (payload && payload->empty()) {
@@ -260,7 +260,7 @@ std::vector<SavedRecord> StateReader::next() {
       break;
     }
     const auto value = payload ? decode_own(*payload) : Result<msgpack::Value>(Error(cohive::Errc::malformed));
-    auto list = value ? read_list<SavedRecord>(&*value, read_record) : std::nullopt;
+    auto list = value ? read_list<WireRecord>(&*value, read_record) : std::nullopt;
     if (list) {
       records = std::move(*list);
     } else {
@@ -280,7 +280,7 @@ bool StateReader::read_all_of_version_1(const StateLimits& limits) {
   const auto value = decode_own(body);
   auto state = value ? read_map(*value) : std::nullopt;
   if (!state) return false;
-  auto records = read_list<SavedRecord>(value->get_if<msgpack::Map>()->find("records"), read_record);
+  auto records = read_list<WireRecord>(value->get_if<msgpack::Map>()->find("records"), read_record);
   if (!records) return false;
   state_ = std::move(*state);
   if (state_.peers.size() > limits.max_peers) state_.peers.resize(limits.max_peers);

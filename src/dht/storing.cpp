@@ -20,7 +20,7 @@ constexpr std::size_t kLargeValue = 16 * 1024;  // whose values, when there are 
 /// All that is to be stored under one key, and how that went.
 struct Dht::Impl::StorePlan {
   DhtId key;
-  std::vector<OutgoingRecord> records{};
+  std::vector<WireRecord> records{};
   std::vector<std::size_t> items{};  ///< which of the caller's items each record is
   std::vector<bool> accepted{};      ///< per record, by the last replica that answered
   std::size_t replicas = 0;          ///< how many there shall be
@@ -107,7 +107,7 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
 Task<Result<>> Dht::Impl::result_of(const StorePlan& plan, std::size_t i) {
   if (plan.accepted[i]) co_return ok();
   if (plan.answered > 0) {
-    const OutgoingRecord& record = plan.records[i];
+    const WireRecord& record = plan.records[i];
     std::vector<Record> refused{{record.key.binary(), record.tag, record.value, record.expiration}};
     const auto valid = co_await protocol.validate(std::move(refused));
     co_return Error(valid.front() ? Errc::record_refused : Errc::record_invalid);
@@ -206,7 +206,7 @@ Task<void> Dht::Impl::store_on(StorePlan& plan, NodeEntry node, std::size_t& und
 void Dht::Impl::cache_stored(const StorePlan& plan) {
   const double time = protocol.now();
   for (std::size_t i = 0; i < plan.records.size(); ++i) {
-    const OutgoingRecord& record = plan.records[i];
+    const WireRecord& record = plan.records[i];
     if (record.tag == kRegularTag) {
       if (plan.accepted[i]) {
         protocol.cache.store(plan.key, record.value, record.expiration, time);

@@ -80,7 +80,7 @@ TEST_F(CostlySwarm, ALargeDictionaryIsStoredAndReadInManyTurnsOfTheLoop) {
   add({.cache_on_store = false});
   constexpr int kEntries = 10'000;
   const auto records = [&](double expiration) {
-    std::vector<SavedRecord> all;
+    std::vector<WireRecord> all;
     all.push_back({DhtId::of("key"), "", dictionary_of(kEntries, expiration), expiration, false});
     return all;
   };
@@ -114,7 +114,7 @@ TEST_F(CostlySwarm, AFindThatNamesOneKeyAgainAndAgainIsRefused) {
     request.set_most_entries(most_entries);
     return request;
   };
-  std::vector<SavedRecord> record;
+  std::vector<WireRecord> record;
   record.push_back({DhtId::of("key"), "", dictionary_of(1000, in(100)), in(100), false});
   ASSERT_EQ(swarm.run(nodes[0]->restore(record)), 1u);
   EXPECT_FALSE(found(attacker, asking(1024, 1)));
@@ -147,7 +147,7 @@ TEST_F(CostlySwarm, SearchesForOneKeyAtATimeNameItOnceAndAllFindIt) {
 
 TEST_F(CostlySwarm, WhatManySamplesWereDrawnFromIsChargedAndFitsTheReply) {
   add({.max_keys_per_second = 1000});
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
   proto::FindRequest request;
   for (int i = 0; i < 20; ++i) {
     records.push_back({DhtId::of(i), "", dictionary_of(10'000, in(100)), in(100), false});

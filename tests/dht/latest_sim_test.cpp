@@ -20,9 +20,9 @@ class LatestGets : public DhtSwarm {
   }
   /// On this node alone.
   void place(Dht& node, const Key& key, int value, double expiration) {
-    const SavedRecord record{DhtId::of(key), std::string(kRegularTag), msgpack::encode(msgpack::Value(value)),
-                             expiration};
-    std::vector<SavedRecord> records{record};
+    const WireRecord record{DhtId::of(key), std::string(kRegularTag), msgpack::encode(msgpack::Value(value)),
+                            expiration};
+    std::vector<WireRecord> records{record};
     EXPECT_EQ(swarm.run(node.restore(std::move(records))), 1u);
   }
   /// Find calls that a latest get of the key costs.
@@ -81,7 +81,7 @@ TEST_F(LatestGets, GatherTheEntriesOfReplicasThatHaveDifferentOnes) {
     // All expire at the same time: that alone does not make them equal.
     dictionary.put(*Subkey::from_value(i == 7 ? "rare" : "common"), msgpack::encode(msgpack::Value(1)), expiration);
     if (i == 4) dictionary.put(*Subkey::from_value("new"), msgpack::encode(msgpack::Value(1)), expiration);
-    std::vector<SavedRecord> records{
+    std::vector<WireRecord> records{
         {DhtId::of("key"), std::string(kDictionaryTag), dictionary.encoded(), dictionary.latest_expiration()}};
     ASSERT_EQ(swarm.run(ranks[i]->restore(std::move(records))), 1u);
   }

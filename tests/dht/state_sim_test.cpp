@@ -11,7 +11,7 @@ namespace {
 
 /// What a node writes, as it is read again.
 struct Saved : SavedState {
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
 };
 Saved saved_by(sim::Swarm& swarm, Dht& node, StateLimits limits = {}) {
   const auto path = std::filesystem::path(::testing::TempDir()) / ("cohive_dht_state_" + std::to_string(::getpid()));
@@ -57,7 +57,7 @@ TEST_F(DhtSwarm, ANodeThatComesBackServesItsRecordsAtItsOldPlace) {
 
 TEST_F(DhtSwarm, RestoredRecordsAreNotTheFirstToGo) {
   Dht& node = add({.max_records = 1000});
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
   for (int i = 0; i < 900; ++i) records.push_back({DhtId::of(i), std::string(1, '\xc0'), "\x01", in(100), false});
   ASSERT_EQ(swarm.run(node.restore(records)), 900u);
   Dht& greedy = add({.client_mode = true});
@@ -82,7 +82,7 @@ TEST_F(DhtSwarm, AStateKeepsWithinItsBoundsWhatLivesLongest) {
 TEST_F(DhtSwarm, AHundredThousandRecordsOfAnySizeComeBack) {
   constexpr std::size_t kMany = 100'000;
   Dht& node = add();
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
   for (std::size_t i = 0; i < kMany; ++i) {
     // One byte mostly, and every size that there is up to the largest value.
     const std::size_t size = i % 100 == 0 ? i / 8 : i % 10 == 0 ? 300 : 1;
@@ -105,7 +105,7 @@ TEST_F(DhtSwarm, TheMemoryForRecordsFollowsTheBudgetOfTheHost) {
   auto& host = swarm.add_host(host_options);
   nodes.push_back(std::make_unique<Dht>(host, DhtOptions{}));
   const auto fill = [&](bool cached) {
-    std::vector<SavedRecord> records;
+    std::vector<WireRecord> records;
     for (int i = 0; i < 40'000; ++i) records.push_back({DhtId::of(i), std::string(1, '\xc0'), "\x01", in(100), cached});
     swarm.run(nodes[0]->restore(std::move(records)));
   };
@@ -121,7 +121,7 @@ TEST_F(DhtSwarm, TheMemoryForRecordsFollowsTheBudgetOfTheHost) {
 TEST_F(DhtSwarm, RestoredRecordsAreCheckedLikeThoseOfStrangers) {
   add();
   Dht& node = *nodes[0];
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
   const auto put = [&](const char* key, std::string tag, std::string value, double expiration) {
     records.push_back({DhtId::of(key), std::move(tag), std::move(value), expiration, false});
   };

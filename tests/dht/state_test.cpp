@@ -22,7 +22,7 @@ PeerId keyed_peer(std::uint8_t number) {
 
 struct Example {
   SavedState state;
-  std::vector<SavedRecord> records;
+  std::vector<WireRecord> records;
 };
 Example example() {
   Example all{{keyed_peer(1), DhtId::of("node"), {}}, {}};
@@ -91,7 +91,7 @@ TEST_F(StateFile, WhatWasWrittenIsRead) {
     EXPECT_EQ(after->records[i].tag, before.records[i].tag);
     EXPECT_EQ(after->records[i].value, before.records[i].value);
     EXPECT_EQ(after->records[i].expiration, before.records[i].expiration);
-    EXPECT_EQ(after->records[i].cached, before.records[i].cached);
+    EXPECT_EQ(after->records[i].in_cache, before.records[i].in_cache);
   }
   ASSERT_EQ(after->state.peers.size(), 2u);
   EXPECT_EQ(after->state.peers[0].id, before.state.peers[0].id);

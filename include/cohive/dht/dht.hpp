@@ -172,7 +172,7 @@ class Dht {
   /// \param peers  nodes to name in it where this node knows none; becomes those that it knows, if any
   Task<Result<>> save(std::filesystem::path path, std::vector<SavedPeer>& peers, StateLimits limits = {});
   /// Takes records of an earlier run back, checked as if another node had sent them. Returns how many were kept.
-  Task<std::size_t> restore(std::vector<SavedRecord> records);
+  Task<std::size_t> restore(std::vector<WireRecord> records);
 
   double now() const;  ///< DHT time: Unix seconds
   /// Returns this node's place in the DHT.

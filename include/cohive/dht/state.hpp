@@ -25,13 +25,13 @@ struct StateLimits {
   std::size_t max_peers = 256;                ///< nodes of the routing table
 };
 
-/// A record that the node held.
-struct SavedRecord {
+/// A record as it travels between nodes, and as it is kept from one start of a node to the next.
+struct WireRecord {
   DhtId key;              ///< the id of the key
   std::string tag;        ///< as on the wire: c0 for a regular value, empty for a whole dictionary
   std::string value;      ///< with its signatures
   double expiration = 0;  ///< Unix seconds
-  bool cached = false;    ///< from the cache: this node need not be near the key
+  bool in_cache = false;  ///< held in the cache: this node need not be near the key
 };
 /// A node of the routing table.
 struct SavedPeer {
@@ -53,7 +53,7 @@ class StateWriter {
   /// Begins a new file beside the one of that name.
   static Result<StateWriter> create(std::filesystem::path path, const SavedState& state);
   /// Adds some records, a mebibyte or so.
-  Result<> add(const std::vector<SavedRecord>& records);
+  Result<> add(const std::vector<WireRecord>& records);
   /// Puts the file in place of the one that was there.
   Result<> finish();
 
@@ -81,7 +81,7 @@ class StateReader {
   /// Returns all that comes before the records.
   const SavedState& state() const noexcept { return state_; }
   /// Returns some more records; none at the end.
-  std::vector<SavedRecord> next();
+  std::vector<WireRecord> next();
   /// Tells, at the end, whether records were lost because the file is damaged.
   bool damaged() const noexcept { return damaged_; }
 
@@ -92,7 +92,7 @@ class StateReader {
   std::ifstream file_;
   std::uint64_t left_;  // bytes
   SavedState state_;
-  std::vector<SavedRecord> waiting_;  // of a file that cannot be read piece by piece
+  std::vector<WireRecord> waiting_;  // of a file that cannot be read piece by piece
   bool damaged_ = false, ended_ = false;
 };
 

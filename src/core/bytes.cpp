@@ -1,5 +1,7 @@
 #include "cohive/core/bytes.hpp"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -54,6 +56,9 @@ constexpr bool kKeepBlocks = true;
 #endif
 constexpr std::size_t kStep = 16 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
 constexpr std::size_t kKept = 128, kKeptBytes = 16 * 1024 * 1024;  // of all sizes
+// Larger ones, as copies of a state have them, are mapped each by itself. In the heap, where malloc puts blocks of up to
+// 32 MiB once one has been freed, they lie between the tensors of the trainer, and what they took stays with the process.
+constexpr std::size_t kSmallestMapped = 4 * 1024 * 1024;
 
 class KeptBlocks {
  public:
@@ -105,6 +110,15 @@ bool is_kept(std::size_t capacity) {
   return kKeepBlocks && capacity >= kSmallestKept && capacity <= kLargestKept;
 }
 
+bool is_mapped(std::size_t capacity) {
+  return kKeepBlocks && capacity >= kSmallestMapped;
+}
+
+void* map(std::size_t size) {
+  void* const memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  return memory == MAP_FAILED ? nullptr : memory;
+}
+
 }  // namespace
 
 Block* Block::allocate(std::size_t capacity) {
@@ -113,7 +127,8 @@ Block* Block::allocate(std::size_t capacity) {
     capacity = (capacity + kStep - 1) / kStep * kStep;
     memory = kept_blocks().take(capacity);
   }
-  if (!memory) memory = std::malloc(sizeof(Block) + capacity);
+  const std::size_t size = sizeof(Block) + capacity;
+  if (!memory) memory = is_mapped(capacity) ? map(size) : std::malloc(size);
   if (!memory) throw std::bad_alloc();
   return new (memory) Block(capacity);
 }
@@ -124,6 +139,8 @@ void Block::release() noexcept {
   this->~Block();
   if (is_kept(capacity)) {
     kept_blocks().keep(this, capacity);
+  } else if (is_mapped(capacity)) {
+    ::munmap(this, sizeof(Block) + capacity);
   } else {
     std::free(this);
   }

@@ -1,5 +1,6 @@
 """What training together costs the trainer's thread: cohive in C++ and in Python beside Python hivemind, the same loop
-on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import.
+on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import. The row "torch" is one
+trainer with torch's own Adam, which averages with nobody: what the loop itself takes.
 
     .deps/interop/bin/python benchmarks/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
         [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY[:LOSS]] [--mixed] [--json]
@@ -69,7 +70,7 @@ def python_peer(settings):
 
     torch.set_num_threads(1)
     empty = peak_bytes(os.getpid())
-    hivemind = package_of(settings["package"])
+    hivemind = None if settings["package"] == "torch" else package_of(settings["package"])
 
     parameters = [torch.zeros(2048, 2048, requires_grad=True) for _ in range(settings["tensors"])]
     size = sum(parameter.numel() * 4 for parameter in parameters)
@@ -89,6 +90,8 @@ def python_peer(settings):
         time.sleep(settings["work"])
     alone = time.perf_counter() - start
 
+    if settings["package"] == "torch":
+        return report(train_alone(settings, parameters, backward), alone, empty, size)
     mode = dict(MODES[settings["mode"]])
     mode.setdefault("offload_optimizer", False)
     mode.setdefault("delay_optimizer_step", False)
@@ -119,11 +122,36 @@ def python_peer(settings):
         else:
             plain.append(took)
         time.sleep(settings["work"])
-    peak = peak_bytes(os.getpid())
-    print(json.dumps({"plain": plain, "ends": ends[1:], "epochs": epochs[1:], "lost": lost[1:], "alone": alone,
-                      "peak_per_parameters": (peak - empty) / size, "peak_bytes": peak - empty}), flush=True)
+    report({"plain": plain, "ends": ends[1:], "epochs": epochs[1:], "lost": lost[1:]}, alone, empty, size)
+
+
+def report(result, alone, empty, size):
+    peak = peak_bytes(os.getpid()) - empty
+    print(json.dumps({**result, "alone": alone, "peak_per_parameters": peak / size, "peak_bytes": peak}), flush=True)
     sys.stdin.readline()
     os._exit(0)  # the orderly end of hivemind's own processes takes long: Peer.close kills them
+
+
+def train_alone(settings, parameters, backward):
+    """As many batches for a step as each peer has for an epoch."""
+    import torch
+
+    optimizer = torch.optim.Adam(parameters, 1e-3)
+    print(json.dumps({"initial_peers": []}), flush=True)
+    sys.stdin.readline()
+    ends, epochs = [], []
+    for _ in range(settings["epochs"] + 1):
+        begin = time.perf_counter()
+        for batch in range(settings["batches"]):
+            optimizer.zero_grad()
+            backward()
+            start = time.perf_counter()
+            if batch == settings["batches"] - 1:
+                optimizer.step()
+                ends.append(time.perf_counter() - start)
+            time.sleep(settings["work"])
+        epochs.append(time.perf_counter() - begin)
+    return {"plain": [0.0], "ends": ends[1:], "epochs": epochs[1:], "lost": ends[1:]}
 
 
 def backward_into(optimizer, parameters, mode, backward):
@@ -234,14 +262,14 @@ def main():
     parser.add_argument("--link")
     parser.add_argument("--congestion-control", default="", help="of cohive's peers in C++, as the option of cohive-train")
     parser.add_argument("--connections-per-peer", type=int, help="the same")
-    parser.add_argument("--only", nargs="+", choices=["cohive", "python", "hivemind", "mixed"])
+    parser.add_argument("--only", nargs="+", choices=["torch", "cohive", "python", "hivemind", "mixed"])
     parser.add_argument("--mixed", action="store_true", help="also one peer of each kind in one run")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--python-peer", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.python_peer:
         return python_peer(json.loads(options.python_peer))
-    wanted = options.only or ["hivemind", "python", "cohive", *(["mixed"] if options.mixed else [])]
+    wanted = options.only or ["torch", "hivemind", "python", "cohive", *(["mixed"] if options.mixed else [])]
 
     rows = []
     for millions in options.millions:
@@ -264,8 +292,8 @@ def main():
                             "listen": place.listen, "package": package}
                 return Peer(place.command([sys.executable, __file__, "--python-peer", json.dumps(settings)]))
 
-            theirs, python = (functools.partial(by_python, package) for package in ("hivemind", "cohive"))
-            pairs = {"hivemind": (theirs, theirs), "python": (python, python), "cohive": (ours, ours),
+            theirs, python, alone = (functools.partial(by_python, package) for package in ("hivemind", "cohive", "torch"))
+            pairs = {"torch": (alone,), "hivemind": (theirs, theirs), "python": (python, python), "cohive": (ours, ours),
                      "mixed": (theirs, ours)}
             for name, makers in pairs.items():
                 if name not in wanted:

@@ -4,6 +4,7 @@ import pathlib
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -16,12 +17,16 @@ def package_version() -> str:
     return version
 
 
-def metadata() -> str:
-    """METADATA of a wheel, which is PKG-INFO of a source distribution."""
+def metadata(licenses: Iterable[str] = ()) -> str:
+    """METADATA of a wheel, which is PKG-INFO of a source distribution.
+
+    :param licenses: files beside our own
+    """
     project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
     lines = ["Metadata-Version: 2.4", f"Name: {project['name']}", f"Version: {package_version()}",
              f"Summary: {project['description']}", f"License-Expression: {project['license']}",
-             "License-File: LICENSE", f"Requires-Python: {project['requires-python']}"]
+             *(f"License-File: {name}" for name in ("LICENSE", *licenses)),
+             f"Requires-Python: {project['requires-python']}"]
     lines += [f"Classifier: {name}" for name in project["classifiers"]]
     for extra, requirements in project["optional-dependencies"].items():
         lines.append(f"Provides-Extra: {extra}")

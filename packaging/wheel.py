@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 
 from python_package import ROOT, metadata, package_version
+from third_party import licenses
 
 PROGRAMS = ("bootstrap", "monitor", "dht")
 # What pip puts into PATH: all of them are one program, since a wheel holds no links.
@@ -81,7 +82,9 @@ def main() -> None:
     for name in PROGRAMS:
         files[f"{scripts}/cohive-{name}"] = (SCRIPT.format(name=name).encode(), 0o755)
     files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
-    files[f"{info}/METADATA"] = (metadata().encode(), 0o644)
+    texts = {} if options.this_machine else {f"third-party/{name}.txt": text for name, text in licenses().items()}
+    files.update({f"{info}/licenses/{name}": (text, 0o644) for name, text in texts.items()})
+    files[f"{info}/METADATA"] = (metadata(texts).encode(), 0o644)
     wheel_file = f"Wheel-Version: 1.0\nGenerator: cohive\nRoot-Is-Purelib: false\nTag: {tag}\n"
     files[f"{info}/WHEEL"] = (wheel_file.encode(), 0o644)
     record = ""

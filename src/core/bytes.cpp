@@ -119,6 +119,22 @@ void* map(std::size_t size) {
   return memory == MAP_FAILED ? nullptr : memory;
 }
 
+bool is_zero(ByteView bytes) {
+  return bytes.front() == 0 && std::memcmp(bytes.data(), bytes.data() + 1, bytes.size() - 1) == 0;
+}
+
+/// Leaves zeros out: memory that was just mapped is zero, and takes nothing until it is written to. An optimizer's
+/// statistics before its first step are such copies, of twice the model's size.
+void copy_to_mapped(std::uint8_t* to, ByteView bytes) {
+  constexpr std::size_t kAtOnce = 64 * 1024;
+  while (!bytes.empty()) {
+    const ByteView next = bytes.first(std::min(kAtOnce, bytes.size()));
+    if (!is_zero(next)) std::memcpy(to, next.data(), next.size());
+    to += next.size();
+    bytes = bytes.subspan(next.size());
+  }
+}
+
 }  // namespace
 
 Block* Block::allocate(std::size_t capacity) {
@@ -152,7 +168,10 @@ Slice Slice::uninitialised(std::size_t size) {
 
 Slice Slice::copy_of(ByteView bytes) {
   Slice slice = uninitialised(bytes.size());
-  if (!bytes.empty()) std::memcpy(slice.mutable_data(), bytes.data(), bytes.size());
+  if (is_mapped(bytes.size()))
+    copy_to_mapped(slice.mutable_data(), bytes);
+  else if (!bytes.empty())
+    std::memcpy(slice.mutable_data(), bytes.data(), bytes.size());
   return slice;
 }
 

@@ -1,9 +1,13 @@
 // Hexadecimal, varints, the bases of ids, and shared slices.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
+
 #include "cohive/core/base_encoding.hpp"
 #include "cohive/core/bytes.hpp"
 #include "cohive/core/varint.hpp"
+#include "support/sanitizers.hpp"
 
 namespace cohive {
 namespace {
@@ -89,6 +93,36 @@ TEST(Slice, SharesOneBlockUntilTheLastOwnerLeaves) {
   EXPECT_EQ(as_text(tail), "world");
   tail.remove_prefix(3);
   EXPECT_EQ(as_text(tail), "ld");
+}
+
+/// Of this process, in MiB.
+double resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmRSS:")) return std::stod(line.substr(6)) / 1024;
+  return 0;
+}
+
+TEST(Slice, LargeOnesTakeNoMemoryForZerosAndLeaveNoneBehind) {
+#if COHIVE_SANITIZER
+  GTEST_SKIP() << "sanitizers keep what is freed";
+#endif
+  constexpr std::size_t kMegabyte = 1 << 20;
+  Bytes bytes(64 * kMegabyte);
+  const double before = resident();
+  Slice copy = Slice::copy_of(bytes);
+  EXPECT_TRUE(std::ranges::equal(copy.view(), bytes));
+  EXPECT_LT(resident(), before + 4);
+  for (const std::size_t at : {std::size_t{0}, 20 * kMegabyte + 17, bytes.size() - 1}) bytes[at] = 7;
+  copy = Slice::copy_of(bytes);
+  EXPECT_TRUE(std::ranges::equal(copy.view(), bytes));
+  EXPECT_LT(resident(), before + 10);  // where huge pages are used for all memory each takes 2
+  std::ranges::fill(bytes, std::uint8_t{3});
+  copy = Slice::copy_of(bytes);
+  EXPECT_TRUE(std::ranges::equal(copy.view(), bytes));
+  EXPECT_GT(resident(), before + 60);
+  copy = Slice();
+  EXPECT_LT(resident(), before + 4);
 }
 
 TEST(Slice, AnEmptyCopyIsEmpty) {

@@ -86,7 +86,16 @@ def main(wheel, *pythons):
 def try_wheel(wheel, pythons, in_time):
     size = pathlib.Path(wheel).stat().st_size
     assert size < LARGEST, f"the wheel has {size} bytes"
-    assert zipfile.ZipFile(wheel).testzip() is None
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        names = archive.namelist()
+        (described,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))
+    texts = re.findall(r"^License-File: (.+)$", described, re.M)
+    assert all(any(name.endswith(f".dist-info/licenses/{text}") for name in names) for text in texts), texts
+    # Where libraries of others are compiled in, so are their licences.
+    assert "manylinux" not in pathlib.Path(wheel).name or {"openssl", "boost", "cuda-runtime"} < {
+        pathlib.Path(text).stem for text in texts
+    }
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "COHIVE_LIBRARY")}
     environment["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     for python in pythons:

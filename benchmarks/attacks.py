@@ -20,7 +20,6 @@ import os
 import pathlib
 import re
 import secrets
-import subprocess
 import sys
 import tempfile
 import time

@@ -14,10 +14,8 @@ import functools
 import itertools
 import logging
 import multiprocessing
-import pathlib
 import re
 import shutil
-import sys
 import time
 
 import lab

@@ -11,10 +11,8 @@ block says where it is from, or what it is:
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys

@@ -180,6 +180,11 @@ void ProgressTracker::training_resumes() {
   set(global);
 }
 
+void ProgressTracker::report_at_once() {
+  urgent_ = true;
+  changed_.notify_all();
+}
+
 void ProgressTracker::publish() {
   unpublished_ = true;
   changed_.notify_all();
@@ -218,7 +223,10 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
       // Trainers that begin at the same time see each other at once, not after the period of a lonely peer.
       if (self.snapshot().peers <= (first ? 1 : 0)) self.fetch_soon();
     }
-    co_await self.runtime_.sleep_for(self.least_period(self.snapshot().peers) / 2);  // joins bursts of reports
+    // Joins bursts of reports.
+    const Deadline next = self.runtime_.after(self.least_period(self.snapshot().peers) / 2);
+    while (!self.urgent_ && self.runtime_.now() < next.at()) (void)co_await self.changed_.wait(next);
+    self.urgent_ = false;
   }
 }
 

@@ -79,6 +79,8 @@ void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t exp
     const double now = run_.runtime.wall_time(), least = to_seconds(run_.options.matchmaking_time);
     round.scheduled_time = std::clamp(run_.tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }
+  // Nobody needs the group of the parameters before the gradients have been averaged, and then its members are known.
+  round.early = run_.of_step() && !scheduled.exchange().makes_step() && round.random_group_bits == 0;
   scheduled.begin(std::move(round));
 }
 
@@ -132,6 +134,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   const Release release_at = what.release(moment);
   // Until a step takes its round, others see that there is one (out_of_sync), and it may be given up.
   auto round = steps ? scheduled.round() : scheduled.take();
+  auto company = std::exchange(company_, {});
   bool missed = false;
   std::optional<Exchange::Offer> offer;
 
@@ -142,6 +145,10 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   if (round) {
     trainer_waits_for(of_round);
+    // Where its group is not there yet, some members do not remember groups. Such peers look once, after this round,
+    // whether they are in the epoch of the others.
+    if (update && !steps && round->stage() == Round::Stage::looking_for_group) run_.tracker.report_at_once();
+    if (!steps) round->hurry(update ? std::move(company) : std::vector<PeerId>());
     const auto grouped = co_await find_group(scheduled, std::move(round), search);
     round = grouped.round;
     missed = grouped.missed;
@@ -233,6 +240,7 @@ void RunRounds::count_round(Scheduled& scheduled, const RoundReport& result) {
     run_.tracker.met(members);  // trainers of other groups are no absentees
   else
     run_.tracker.took_part(members, result.lost_senders);
+  if (steps && !scheduled.is_divided()) company_ = members;
   run_.counts.note([steps, &result](TrainingStats& stats) {
     stats.bytes_sent += result.bytes_sent;
     stats.bytes_received += result.bytes_received;

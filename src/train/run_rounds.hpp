@@ -76,6 +76,7 @@ class RunRounds {
 
   RunContext& run_;
   int suspended_ = 0;
+  std::vector<PeerId> company_;  // the members of the last exchange, if that was one of gradients of the whole run
 };
 
 }  // namespace cohive::train

@@ -5,6 +5,7 @@
 #include "cohive/dht/members.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "cohive/rpc/metrics.hpp"
+#include "cohive/rpc/rpc.hpp"
 
 namespace cohive::averaging {
 namespace {

@@ -134,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
                                            SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3, false, 10},
                                            SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true, 6},
                                            SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
-                                           SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6},
+                                           SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6, false, 3},
                                            SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
@@ -191,7 +191,8 @@ TEST(Claims, OfPairsOfNewKeysCostTheRunNothing) {
   EXPECT_GE(static_cast<double>(pace(swarm)), 0.8 * static_cast<double>(calm));
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(swarm.trainers[i]->run->stats().state_downloads, downloads[i]);
   auto& newcomer = swarm.add({.value = 1});
-  EXPECT_TRUE(swarm.wait_for(10s, [&] { return newcomer.rounds > 0; })) << "a newcomer is in";
+  // It may miss the ends of some epochs while the state is on its way, which takes about as long as one of them.
+  EXPECT_TRUE(swarm.wait_for(60s, [&] { return newcomer.rounds > 0; })) << "a newcomer is in";
   attack.cancel();
 }
 
@@ -250,7 +251,7 @@ TEST(Joining, TrainersThatAverageTogetherComeToOneEpoch) {
     swarm.net.runtime().run_for(60s);
     const std::uint64_t jump = 100;
     for (std::size_t i = 0; i < swarm.trainers.size(); ++i)
-      if ((i == 0) == ahead) swarm.net.run(swarm.trainers[i]->run->restore(swarm.trainers[i]->epoch() + jump, [] {}));
+      if ((i == 0) == ahead) swarm.trainers[i]->restores = swarm.trainers[i]->epoch() + jump;
     swarm.net.runtime().run_for(30s);
     std::uint64_t least = swarm.trainers[0]->epoch(), most = least;
     for (const auto& trainer : swarm.trainers) {

@@ -216,6 +216,19 @@ TEST_F(Progress, TellsThoseWhoWaitThatTheRunHasMovedOn) {
   EXPECT_TRUE(passed);
 }
 
+TEST_F(Progress, TheEndOfAnEpochIsToldAtOnceWhereSomebodyIsAboutToLook) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  train(second, 0, 10, 2);
+  train(first, 0, 10, 2);  // others may come, which are told together with this one
+  swarm.pass(50ms);
+  first.update_epoch(1);
+  first.report_at_once();
+  swarm.pass(100ms);
+  swarm.run(second.refresh());
+  EXPECT_EQ(second.snapshot().claimed, 1u);
+}
+
 TEST_F(Progress, WhoLeavesIsNotCountedAnyMore) {
   auto& first = add_trainer();
   auto& second = add_trainer();

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ class TrainingSwarm {
     std::size_t rounds = 0, largest = 0;  ///< gradient rounds with others
     std::uint64_t first_in = 0;           ///< the epoch that its first round led to
     bool finished = false;
-    std::size_t last_group = 0;  ///< that it ended with
+    std::size_t last_group = 0;                            ///< that it ended with
+    std::optional<std::uint64_t> restores = std::nullopt;  ///< an epoch that it goes on from, before its next batch
     std::uint64_t epoch() const { return run->epoch(); }
     float value() const { return replica->parameter(0)[0]; }
   };
@@ -126,6 +128,10 @@ class TrainingSwarm {
     if (me.plan.loads_at_once) (void)co_await me.run->catch_up();
     const std::vector<float> nothing(self.size_);
     while (me.run->epoch() < me.plan.until) {
+      if (me.restores) {
+        (void)co_await me.run->settle();
+        co_await me.run->restore(*std::exchange(me.restores, std::nullopt), [] {});
+      }
       co_await runtime.sleep_for(me.plan.batch);
       me.replica->add_gradients({nothing}, static_cast<double>(me.plan.samples));
       const StepReport report = co_await me.run->step(me.plan.samples);

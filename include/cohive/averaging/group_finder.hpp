@@ -45,6 +45,9 @@ struct SearchPlan {
   std::size_t expected_members = 0;      ///< see RoundOptions
   std::size_t random_bits = 0;           ///< see RoundOptions
   Duration lead_delay{};                 ///< see RoundOptions
+  bool early = false;                    ///< see RoundOptions; false from Round::hurry() on
+  std::vector<PeerId> company{};         ///< see Round::hurry
+  TimePoint hurried{};                   ///< when that was
   bool last = false;                     ///< see RoundOptions
   mutable Condition changed;             ///< to be notified by the owner after a change of the wishes
 };

@@ -37,6 +37,9 @@ struct RoundOptions {
   /// This peer averages no more afterwards: its group is made of peers of which the same is true, and those that go on
   /// do not wait for it.
   bool last = false;
+  /// Nobody needs the group before Round::hurry(), which tells who comes to it: members are gathered, but only a group
+  /// whose members all remember it from the last time is made sooner.
+  bool early = false;
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};
@@ -111,6 +114,10 @@ class Round {
   void reschedule(double unix_time);
   /// Changes the number of members that are expected, while the group is being looked for.
   void expect(std::size_t members);
+  /// Somebody waits for the group of a round that began early. `company` are peers that are about to look for it, too:
+  /// with all of them it begins at once, and for a moment it does not begin without them. Empty: nobody knows who
+  /// comes, as in a round that did not begin early.
+  void hurry(std::vector<PeerId> company);
   /// Replaces the limits, until the trigger.
   void limit(const RoundLimits& limits);
 

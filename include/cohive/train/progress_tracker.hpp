@@ -93,6 +93,9 @@ class ProgressTracker {
   void begin_anew(std::uint64_t epoch);
   /// Enters an epoch.
   void update_epoch(std::uint64_t epoch);
+  /// Stores what this peer has last told without waiting for more, which takes up to half of the shortest period
+  /// between two looks at the run: for a trainer that is about to look once.
+  void report_at_once();
   /// The measured speed of this peer. Loop thread.
   double own_samples_per_second() const { return ema_.samples_per_second(); }
   /// Leaves the time since the last report out of the measured speed: it went into something else than training.
@@ -187,7 +190,7 @@ class ProgressTracker {
   std::vector<Other> others_;
   double resumed_ = 0;                         // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
-  bool unpublished_ = false, fetch_now_ = false, stored_ = false, withdrawn_ = false;
+  bool unpublished_ = false, urgent_ = false, fetch_now_ = false, stored_ = false, withdrawn_ = false;
   std::uint64_t heard_ = 0;       // the epoch of most strangers with a connection
   double newest_expiration_ = 0;  // of our own report, by whatever our clock was
   Condition changed_, fetch_wanted_, seen_;

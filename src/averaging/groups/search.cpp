@@ -182,11 +182,7 @@ Task<Result<Group>> Search::run(Deadline deadline) {
       const auto lock = co_await context_.lock.lock(deadline);
       if (found_) co_return *found_;
       if (!lock) break;
-      if (followers_.size() + 1 >= options_.min_group_size)
-        assemble();
-      else
-        followers_.disband();
-      context_.changed.notify_all();
+      assemble_or_disband();
     }
     if (found_) co_return *found_;
   }
@@ -424,8 +420,14 @@ bool Search::complete() const {
   if (!looking() || standing_ != Standing::free) return false;
   if (options_.target_group_size && followers_.size() + 1 >= options_.target_group_size) return true;
   const std::size_t least = std::max(options_.min_group_size, still_expected());
+  // Others that are expected may come, too: hivemind's do that have averaged the gradients with nobody.
+  const bool others_may_come =
+      followers_.size() + 1 < least && runtime_.now() < plan_.hurried + options_.min_matchmaking_time / 8;
+  if (has_company() && !others_may_come) return true;
+  if (awaits_company()) return false;
   if (context_.known.is_led_here())
     return context_.known.is_here(followers_.followers(), least, runtime_.now() < newcomers_end_);
+  if (plan_.early) return false;
   return expected_members_ > 1 && followers_.size() + 1 >= least && runtime_.now() >= strangers_end_;
 }
 
@@ -450,9 +452,28 @@ void Search::assemble_if_complete() {
   if (complete()) assemble();
 }
 
+/// Whether all are here that the owner of the round has named, and have not left since.
+bool Search::has_company() const {
+  const auto is_here = [this](const PeerId& peer) {
+    return peer == context_.own() || followers_.contains(peer) || context_.known.has_left(peer);
+  };
+  return !plan_.company.empty() && followers_.size() + 1 >= options_.min_group_size &&
+         std::ranges::all_of(plan_.company, is_here);
+}
+
+/// Peers that do not remember groups, as hivemind's, look for one of the parameters only when they have averaged the
+/// gradients. A group that begins before leaves them behind.
+bool Search::awaits_company() const {
+  const TimePoint end = plan_.hurried + options_.min_matchmaking_time / 2;
+  return !plan_.company.empty() && !has_company() && runtime_.now() < end;
+}
+
 void Search::assemble_or_disband(const Follower& follower) {
-  if (follower.fate != Follower::Fate::waiting || !looking()) return;
-  if (followers_.size() + 1 >= options_.min_group_size) return assemble();
+  if (follower.fate == Follower::Fate::waiting && looking()) assemble_or_disband();
+}
+
+void Search::assemble_or_disband() {
+  if (followers_.size() + 1 >= options_.min_group_size && !plan_.early && !awaits_company()) return assemble();
   followers_.disband();
   context_.changed.notify_all();
 }

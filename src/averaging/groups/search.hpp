@@ -143,9 +143,12 @@ class Search {
 
   bool looking() const { return !ended_ && !found_; }
   bool complete() const;
+  bool has_company() const;
+  bool awaits_company() const;
   bool all_left() const;
   std::size_t still_expected() const;
   void assemble();
+  void assemble_or_disband();
   double own_expiration() const;
   double expiration_from_now() const;
   void note(JoinOutcome outcome, const PeerId& leader, const std::string& detail);

@@ -14,7 +14,8 @@ void check(const RoundLimits& limits) {
 }
 
 Round::State::State(Runtime& runtime, RoundOptions wanted, bool own_tensors)
-    : options(std::move(wanted)),
+    : runtime(runtime),
+      options(std::move(wanted)),
       has_own_tensors(own_tensors),
       plan(runtime),
       limits(options.limits),
@@ -70,6 +71,13 @@ void Round::reschedule(double unix_time) {
 
 void Round::expect(std::size_t members) {
   state_->plan.expected_members = members;
+  state_->plan.changed.notify_all();
+}
+
+void Round::hurry(std::vector<PeerId> company) {
+  state_->plan.early = false;
+  state_->plan.company = std::move(company);
+  state_->plan.hurried = state_->runtime.now();
   state_->plan.changed.notify_all();
 }
 

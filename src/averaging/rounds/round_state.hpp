@@ -20,6 +20,7 @@ struct Round::State {
   }
   bool finished() const noexcept { return stage == Stage::finished; }
 
+  Runtime& runtime;
   const RoundOptions options;
   const bool has_own_tensors;  ///< of the averager
   SearchPlan plan;

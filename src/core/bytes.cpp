@@ -56,8 +56,9 @@ constexpr bool kKeepBlocks = true;
 #endif
 constexpr std::size_t kStep = 16 * 1024, kSmallestKept = 128 * 1024, kLargestKept = 2 * 1024 * 1024;
 constexpr std::size_t kKept = 128, kKeptBytes = 16 * 1024 * 1024;  // of all sizes
-// Larger ones, as copies of a state have them, are mapped each by itself. In the heap, where malloc puts blocks of up to
-// 32 MiB once one has been freed, they lie between the tensors of the trainer, and what they took stays with the process.
+// Larger ones, as copies of a state have them, are mapped each by itself. In the heap, where malloc puts blocks of up
+// to 32 MiB once one has been freed, they lie between the tensors of the trainer, and what they took stays with the
+// process.
 constexpr std::size_t kSmallestMapped = 4 * 1024 * 1024;
 
 class KeptBlocks {

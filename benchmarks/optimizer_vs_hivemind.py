@@ -1,6 +1,6 @@
 """What training together costs the trainer's thread: cohive in C++ and in Python beside Python hivemind, the same loop
-on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import. The row "torch" is one
-trainer with torch's own Adam, which averages with nobody: what the loop itself takes.
+on all, in one go. The rows "python" are cohive's package: the very script of hivemind's rows, with another import.
+The row "torch" is one trainer with torch's own Adam, which averages with nobody: what the loop itself takes.
 
     .deps/interop/bin/python benchmarks/optimizer_vs_hivemind.py [--peer build/release/bin/cohive-bench-trainer]
         [--millions 12.6 50 100] [--modes default synchronous delays reuse] [--epochs 4] [--work 0.1] [--float16] [--link RATE:DELAY[:LOSS]] [--mixed] [--json]
@@ -292,9 +292,10 @@ def main():
                             "listen": place.listen, "package": package}
                 return Peer(place.command([sys.executable, __file__, "--python-peer", json.dumps(settings)]))
 
-            theirs, python, alone = (functools.partial(by_python, package) for package in ("hivemind", "cohive", "torch"))
-            pairs = {"torch": (alone,), "hivemind": (theirs, theirs), "python": (python, python), "cohive": (ours, ours),
-                     "mixed": (theirs, ours)}
+            packages = ("hivemind", "cohive", "torch")
+            theirs, python, alone = (functools.partial(by_python, package) for package in packages)
+            pairs = {"torch": (alone,), "hivemind": (theirs, theirs), "python": (python, python),
+                     "cohive": (ours, ours), "mixed": (theirs, ours)}
             for name, makers in pairs.items():
                 if name not in wanted:
                     continue

@@ -1,18 +1,14 @@
 """A run of three: a C++ trainer, one of the Python package, and Python hivemind's, which all average with all."""
 
-import json
 import os
 import pathlib
-import queue
-import subprocess
 import sys
-import threading
 
 import pytest
 
 pytest.importorskip("hivemind")
 
-from test_training import PATIENCE, same, trainers  # noqa: E402, F401
+from test_training import PATIENCE, Program, same, trainers  # noqa: E402, F401
 
 PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 TARGET = 3000
@@ -39,23 +35,11 @@ while True:
 """ % TARGET
 
 
-class OfThePackage:
+class OfThePackage(Program):
     def __init__(self, addresses):
-        environment = dict(os.environ, PYTHONPATH=str(PACKAGE))
-        self._process = subprocess.Popen([sys.executable, "-c", OF_THE_PACKAGE, ",".join(addresses)],
-                                         stdout=subprocess.PIPE, text=True, env=environment)
-        self.events = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        self.wait_for("ready")
-
-    def _read(self):
-        for line in self._process.stdout:
-            self.events.put(json.loads(line))
-
-    def wait_for(self, event):
-        while (found := self.events.get(timeout=PATIENCE))["event"] != event:
-            pass
-        return found
+        super().__init__(
+            sys.executable, "-c", OF_THE_PACKAGE, ",".join(addresses), env=dict(os.environ, PYTHONPATH=str(PACKAGE))
+        )
 
     def close(self):
         self._process.terminate()
@@ -76,7 +60,8 @@ class Epochs:
 
 
 def test_all_three_average_in_every_round(trainers):  # noqa: F811
-    """Gradients 1, 3 and 5. Hivemind's tracker guesses the end of an epoch from what it has seen: it joins a run that goes on."""
+    """Gradients 1, 3 and 5. Hivemind's tracker guesses the end of an epoch from what it has seen: it joins a run that
+    goes on."""
     common = {"run_id": "three", "target_batch_size": TARGET}
     cohive = trainers.cohive(1.0, **common)
     package = OfThePackage(cohive.initial_peers)
@@ -93,7 +78,8 @@ def test_all_three_average_in_every_round(trainers):  # noqa: F811
             python.run_epoch()
             epoch = python.optimizer.local_epoch
             told = [one.entered(epoch) for one in both]
-            if all(one and (one["group"], one["state_group"]) == (3, 3) and same(python.weight, one["weight"]) for one in told):
+            together = all(one and (one["group"], one["state_group"]) == (3, 3) for one in told)
+            if together and all(same(python.weight, one["weight"]) for one in told):
                 met += 1
                 continue
             late.append((epoch, python.held[-1], told))

@@ -22,29 +22,37 @@ BATCH, PAUSE = 8, 0.05
 RATE, MOMENTUM = 0.1, 0.9
 
 
-class CohiveTrainer:
-    def __init__(self, path, gradient, **options):
-        arguments = [f"--gradient={gradient}"]
-        for name, value in options.items():
-            arguments += ["--" + name.replace("_", "-"), *(value if isinstance(value, list) else [str(value)])]
-        self._process = subprocess.Popen([path, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+class Program:
+    """A program that tells its events as lines of JSON."""
+
+    def __init__(self, *command, **how):
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how)
         self.events = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        self.initial_peers = self.wait_for("ready")["initial_peers"]
+        self.ready = self.wait_for("ready")
 
     def _read(self):
         for line in self._process.stdout:
             self.events.put(json.loads(line))
-
-    def begin(self):
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
 
     def wait_for(self, event):
         while True:
             found = self.events.get(timeout=PATIENCE)
             if found["event"] == event:
                 return found
+
+
+class CohiveTrainer(Program):
+    def __init__(self, path, gradient, **options):
+        arguments = [f"--gradient={gradient}"]
+        for name, value in options.items():
+            arguments += ["--" + name.replace("_", "-"), *(value if isinstance(value, list) else [str(value)])]
+        super().__init__(path, *arguments)
+        self.initial_peers = self.ready["initial_peers"]
+
+    def begin(self):
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
 
     def close(self):
         self._process.stdin.close()

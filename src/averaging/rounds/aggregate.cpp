@@ -1,6 +1,5 @@
 // The owner's side of the exchange: receives a sender's parts, adds them up, answers with what the average differs by.
 #include <algorithm>
-#include <cmath>
 
 #include "all_reduce.hpp"
 #include "cohive/averaging/errors.hpp"

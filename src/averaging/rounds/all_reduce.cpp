@@ -1,10 +1,8 @@
 #include "all_reduce.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
-#include "averaging/detail/lease.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -107,8 +105,7 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation,
                answer_codecs()),
       checks_(make_checks(host_, options_, metrics_,
-                          {setup_.prefix, setup_.id, setup_.group, setup_.own_index, setup_.terms.weight,
-                           lengths_of(own_parts()), setup_.reducer_timeout})),
+                          {setup_, setup_.terms.weight, lengths_of(own_parts()), setup_.reducer_timeout})),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()),

@@ -30,11 +30,7 @@ std::uint64_t encoded_bytes(std::span<const TensorInfo> tensors, const codec::Co
 
 class AllReduce {
  public:
-  struct Setup {
-    std::string prefix;  ///< of protocols: "<prefix>::<class>."
-    std::string id;      ///< the group's, followed by the phase
-    std::shared_ptr<const Group> group;
-    std::size_t own_index = 0;
+  struct Setup : RoundIdentity {
     std::vector<std::uint64_t> fractions;  ///< of the work, for each member
     Terms terms;
     Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
@@ -129,7 +125,7 @@ class AllReduce {
 
   static Stretch stretch_of(const Part& part) { return {part.tensor, part.offset, part.length}; }
   const std::vector<Part>& own_parts() const { return parts_by_owner_[setup_.own_index]; }
-  const PeerId& peer(std::size_t member) const { return setup_.group->members[member].peer; }
+  const PeerId& peer(std::size_t member) const { return setup_.peer(member); }
   MemberTraffic& traffic(std::size_t member) { return (*setup_.traffic)[member]; }
   /// What a part is sent in, and what averages of it come back in where they are not differences.
   codec::CodecSpec codec_of(const Part& part) const;

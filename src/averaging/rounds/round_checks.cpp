@@ -36,7 +36,7 @@ class LengthChecks final : public RoundChecks {
     const double times = std::sqrt(squares.average / std::max(squares.sent, usual));
     if (times <= kMaxNormRatio || squares.sent == 0) co_return Fate::apply;
     log::warn("averaging", "{} averaged a part to {:.0f} times what it was sent: that part keeps local values",
-              setup_.group->members[reducer].peer, times);
+              setup_.peer(reducer), times);
     co_return Fate::keep_local;
   }
 

@@ -1,10 +1,11 @@
-// What an all-reduce lets somebody look at, and who that is. An all-reduce asks at fixed places: before one of our
+// RoundChecks: an all-reduce lets it look at what is sent and answered. It asks at fixed places: before one of our
 // parts leaves, when a part reaches us as its reducer, when we answer, and when we are answered. By default nothing is
 // checked. Where contributions are clipped or trimmed, lengths of averages are (round_checks.cpp); where averages are
 // verified (AveragerOptions::verified_share), reducers have to show what they were made of
 // (verification/verified_round.hpp). Loop thread only.
 #pragma once
 
+#include <compare>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -31,23 +32,29 @@ namespace cohive::averaging {
 /// out for a while. An honest one may send values that are not finite.
 bool is_fault(const std::error_code& code);
 
+/// One all-reduce among those of a host.
+struct RoundIdentity {
+  std::string prefix;  ///< of protocols: "<prefix>::<class>."
+  std::string id;      ///< the group's, followed by the phase
+  std::shared_ptr<const Group> group;
+  std::size_t own_index = 0;
+  const PeerId& peer(std::size_t member) const { return group->members[member].peer; }
+};
+
 class RoundChecks {
  public:
   /// The round that is checked.
-  struct Setup {
-    std::string prefix;  ///< of protocols: "<prefix>::<class>."
-    std::string id;      ///< the group's, followed by the phase
-    std::shared_ptr<const Group> group;
-    std::size_t own_index = 0;
+  struct Setup : RoundIdentity {
     double weight = 1;                     ///< of this member
     std::vector<std::size_t> own_lengths;  ///< of the parts that this member reduces
     Duration patience{};                   ///< with a reducer; zero: none
   };
-  /// What becomes of an answer.
+  /// An answer is applied, left out, or kept until settle().
   enum class Fate { apply, keep_local, hold };
   /// A part as it came from a sender, or as it goes to its reducer.
   struct Place {
     std::size_t member = 0, index = 0;
+    auto operator<=>(const Place&) const = default;
   };
 
   virtual ~RoundChecks() = default;

@@ -58,10 +58,7 @@ Task<Result<>> RunningRound::run() {
 }
 
 Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase) {
-  AllReduce::Setup setup{setup_.prefix,
-                         work_.group->id + phase,
-                         work_.group,
-                         work_.own_index,
+  AllReduce::Setup setup{{setup_.prefix, work_.group->id + phase, work_.group, work_.own_index},
                          work_.fractions,
                          terms_,
                          setup_.limits.sender.value_or(Duration::zero()),

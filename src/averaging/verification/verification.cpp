@@ -5,7 +5,6 @@
 
 #include "averaging/detail/lease.hpp"
 #include "averaging/detail/part_math.hpp"
-#include "averaging/rounds/round_checks.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -35,7 +34,7 @@ Verification::Verification(p2p::Host& host, const AveragingMetrics& metrics, Set
       runtime_(host.runtime()),
       metrics_(metrics),
       setup_(std::move(setup)),
-      secret_(secret_of(host.identity(), setup_.round)),
+      secret_(secret_of(host.identity(), setup_.id)),
       began_(runtime_.now()),
       changed_(runtime_, "checks of averages"),
       at_once_(runtime_, kChecksAtOnce, "checks of averages"),
@@ -59,7 +58,7 @@ Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest
 }
 
 bool Verification::is_sampled(Place place) const {
-  const std::string what = std::to_string(place.first) + "/" + std::to_string(place.second);
+  const std::string what = std::to_string(place.member) + "/" + std::to_string(place.index);
   const Digest drawn = crypto::sha256({ByteView(secret_), as_bytes(what)});
   std::uint64_t number = 0;
   for (std::size_t i = 0; i < 8; ++i) number = number << 8 | drawn[i];
@@ -78,12 +77,12 @@ Task<void> Verification::check(Verification& self, Place place) {
     self.changed_.notify_all();
   });
   const auto turn = co_await self.at_once_.acquire();
-  if (self.objections_.contains(place.first)) co_return;
+  if (self.objections_.contains(place.member)) co_return;
   const auto examined = co_await self.examine(place);
   if (examined)
     self.metrics_.averages_right.increment();
   else
-    self.object(place.first, examined.error().with_peer(self.peer(place.first)), place);
+    self.object(place.member, examined.error().with_peer(self.peer(place.member)), place);
 }
 
 void Verification::object(std::size_t reducer, const Error& why, Place place) {
@@ -91,7 +90,7 @@ void Verification::object(std::size_t reducer, const Error& why, Place place) {
   const auto before = objections_.find(reducer);
   if (before != objections_.end() && (!wrong || is_fault(before->second.code()))) return;  // of two checks at a time
   (wrong ? metrics_.averages_wrong : metrics_.averages_not_shown).increment();
-  const auto text = log::format("the averages of {} are not used: part {}: {}", peer(reducer), place.second, why);
+  const auto text = log::format("the averages of {} are not used: part {}: {}", peer(reducer), place.index, why);
   log::write(wrong ? log::Level::warn : log::Level::info, "averaging", text);
   if (wrong) wrong_.push_back(place);
   objections_.insert_or_assign(reducer, why);
@@ -106,18 +105,18 @@ std::optional<Error> Verification::objection(std::size_t reducer) const {
 
 Task<Result<>> Verification::examine(Place place) {
   const Deadline end = timeout_after(runtime_, setup_.patience);
-  CO_TRY(auto call, co_await rpc::open_call(host_, peer(place.first), setup_.prefix + "rpc_show_part", end));
+  CO_TRY(auto call, co_await rpc::open_call(host_, peer(place.member), setup_.prefix + "rpc_show_part", end));
   call->hint_bulk_receive();
   proto::ShowPart request;
-  request.set_round(setup_.round);
-  request.set_part(static_cast<std::uint32_t>(place.second));
+  request.set_round(setup_.id);
+  request.set_part(static_cast<std::uint32_t>(place.index));
   CO_TRY(co_await call->send(as_bytes(request.SerializeAsString()), end));
   CO_TRY(co_await call->finish(end));
   CO_TRY(const auto head, co_await call->receive(end));
   if (!head) co_return Error(cohive::Errc::end_of_stream, "nothing is shown");
   CO_TRY(auto transcript, accept_transcript(*head, place));
   const std::size_t entries = transcript.size();
-  const AnsweredPart& part = held_.at(place.first).parts[place.second];
+  const AnsweredPart& part = held_.at(place.member).parts[place.index];
   const auto again = std::make_shared<Recomputation>(setup_.aggregation, std::move(transcript), part.length);
   for (std::size_t entry = 0; entry < entries; ++entry) {
     CO_TRY(auto record, co_await call->receive(timeout_after(runtime_, setup_.patience)));
@@ -131,9 +130,9 @@ Task<Result<>> Verification::examine(Place place) {
 
 /// The transcript that the reducer is bound to, if an honest one can have it.
 Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) const {
-  const Held& held = held_.at(place.first);
-  const AnsweredPart& part = held.parts[place.second];
-  if (crypto::sha256(bytes) != held.transcript_digest[place.second])
+  const Held& held = held_.at(place.member);
+  const AnsweredPart& part = held.parts[place.index];
+  if (crypto::sha256(bytes) != held.transcript_digest[place.index])
     return Error(Errc::wrong_average, "another transcript than with the average");
   const auto& members = setup_.group->members;
   TRY(auto transcript, parse_transcript(bytes, members.size()));
@@ -151,12 +150,12 @@ Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) 
 Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> again, Place place, std::size_t entry,
                                               Slice record) {
   const TranscriptEntry& told = again->transcript()[entry];
-  const AnsweredPart& part = held_.at(place.first).parts[place.second];
+  const AnsweredPart& part = held_.at(place.member).parts[place.index];
   CO_TRY(const auto message, parse_part(record));
   CO_TRY(auto encoded, encoded_part(message, std::move(record), part.length, setup_.group->agreed_codecs));
   // The reducer binds itself to its own contribution with the transcript; others have signed theirs.
-  const bool is_signed = told.sender != place.first;
-  Commitment commitment{setup_.round, peer(place.first), place.second, told.weight, told.codec, told.digest};
+  const bool is_signed = told.sender != place.member;
+  Commitment commitment{setup_.id, peer(place.member), place.index, told.weight, told.codec, told.digest};
   auto work = [again, encoded = std::move(encoded), is_signed, commitment = std::move(commitment),
                seal = message.commitment, sender = peer(told.sender)]() mutable -> Result<> {
     if (is_signed) TRY(check_commitment(as_bytes(seal), sender, commitment));
@@ -189,11 +188,11 @@ Task<void> Verification::await_verdicts(std::function<bool(std::size_t)> is_expe
 
 std::string Verification::own_verdict() const {
   proto::Verdict message;
-  message.set_round(setup_.round);
+  message.set_round(setup_.id);
   for (const Place& place : wrong_) {
     auto& complaint = *message.add_complaints();
-    complaint.set_reducer(static_cast<std::uint32_t>(place.first));
-    complaint.set_part(static_cast<std::uint32_t>(place.second));
+    complaint.set_reducer(static_cast<std::uint32_t>(place.member));
+    complaint.set_part(static_cast<std::uint32_t>(place.index));
   }
   return message.SerializeAsString();
 }
@@ -229,9 +228,9 @@ bool Verification::all_heard(const std::function<bool(std::size_t)>& is_expected
 void Verification::follow_complaints() {
   for (const auto& [member, complaints] : verdicts_) {
     const auto at = std::ranges::find_if(complaints, [this](const Place& place) {
-      const auto held = held_.find(place.first);
-      return held != held_.end() && place.second < held->second.parts.size() &&
-             held->second.parts[place.second].answer && !objections_.contains(place.first);
+      const auto held = held_.find(place.member);
+      return held != held_.end() && place.index < held->second.parts.size() && held->second.parts[place.index].answer &&
+             !objections_.contains(place.member);
     });
     if (at != complaints.end()) begin_check(*at);
   }

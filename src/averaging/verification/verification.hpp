@@ -10,35 +10,24 @@
 #include <set>
 #include <vector>
 
-#include "averaging/wire.hpp"
+#include "averaging/rounds/round_checks.hpp"
 #include "cohive/averaging/group.hpp"
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
-#include "recomputation.hpp"
-
-namespace cohive::proto {
-class Verdict;
-}
 
 namespace cohive::averaging {
 
 class Verification {
  public:
-  struct Setup {
-    std::string prefix;  ///< of protocols: "<prefix>::<class>."
-    std::string round;   ///< the group's id, followed by the phase
-    std::shared_ptr<const Group> group;
-    std::size_t own_index = 0;
-    double weight = 1;  ///< of this member
-    double share = 0;   ///< of the parts that are made again
+  struct Setup : RoundChecks::Setup {
+    double share = 0;  ///< of the parts that are made again
     Aggregation aggregation;
-    Duration patience{};  ///< with a reducer; zero: none
   };
-  /// Where a part comes in the work of its reducer.
-  using Place = std::pair<std::size_t, std::size_t>;
+  /// A reducer, and where a part comes in its work.
+  using Place = RoundChecks::Place;
 
   Verification(p2p::Host& host, const AveragingMetrics& metrics, Setup setup);
 
@@ -81,7 +70,7 @@ class Verification {
   std::string own_verdict() const;
   bool all_heard(const std::function<bool(std::size_t)>& is_expected) const;
   void follow_complaints();
-  const PeerId& peer(std::size_t member) const { return setup_.group->members[member].peer; }
+  const PeerId& peer(std::size_t member) const { return setup_.peer(member); }
 
   p2p::Host& host_;
   Runtime& runtime_;

@@ -17,13 +17,11 @@ VerifiedRound::VerifiedRound(p2p::Host& host, const AveragingMetrics& metrics, S
       runtime_(host.runtime()),
       setup_(std::move(setup)),
       audit_log_(std::make_shared<AuditLog>(runtime_, setup_.group, setup_.own_lengths, share)),
-      verification_(host, metrics,
-                    {setup_.prefix, setup_.id, setup_.group, setup_.own_index, setup_.weight, share, aggregation,
-                     setup_.patience}) {}
+      verification_(host, metrics, {setup_, share, aggregation}) {}
 
 /// The signature of what is sent.
 Task<Result<std::string>> VerifiedRound::commit(Place to, codec::Codec codec, EncodedStretch stretch) {
-  Commitment commitment{setup_.id, peer(to.member), to.index, setup_.weight, static_cast<int>(codec)};
+  Commitment commitment{setup_.id, setup_.peer(to.member), to.index, setup_.weight, static_cast<int>(codec)};
   auto seal = [key = host_.identity(), commitment = std::move(commitment), stretch]() mutable -> Result<std::string> {
     commitment.digest = crypto::sha256(stretch.bytes);
     return seal_commitment(key, commitment);
@@ -36,7 +34,7 @@ Task<Result<>> VerifiedRound::take(Place from, const PartMessage& message, Encod
   if (part.dtype != codec::DType::float32) co_return Error(Errc::bad_partition, "values that are not float32");
   AuditLog::Contribution contribution{message.weight, part, {}, message.commitment};
   Commitment commitment{setup_.id, host_.id(), from.index, message.weight, static_cast<int>(part.codec)};
-  auto work = [commitment = std::move(commitment), sender = peer(from.member), envelope = message.commitment,
+  auto work = [commitment = std::move(commitment), sender = setup_.peer(from.member), envelope = message.commitment,
                part = std::move(part)]() mutable -> Result<Digest> {
     commitment.digest = crypto::sha256(part.buffer);
     if (auto checked = check_commitment(as_bytes(envelope), sender, commitment); !checked) return checked.error();

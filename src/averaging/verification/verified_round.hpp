@@ -35,8 +35,6 @@ class VerifiedRound final : public RoundChecks {
   std::shared_ptr<AuditLog> ledger() const override { return audit_log_; }
 
  private:
-  const PeerId& peer(std::size_t member) const { return setup_.group->members[member].peer; }
-
   p2p::Host& host_;
   Runtime& runtime_;
   const Setup setup_;

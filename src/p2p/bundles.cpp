@@ -21,11 +21,7 @@ constexpr Duration kQuietLook = 5s;  // once nothing was for some looks
 constexpr int kQuietLooks = 10;
 constexpr double kBusy = 256 * 1024;  // bytes per second; less says nothing of the link
 constexpr Duration kLongPath = 5ms;   // a shorter one is filled by one connection
-constexpr int kLooks = 3;             // of a transfer: the first and the last one see a part of it
-constexpr double kGrowth = 1.1;       // of the rate by each step, else the step is taken back
-constexpr double kQueueing = 1.25;    // of the round trip before the step: it fills a queue
-constexpr Duration kFirstRest = 30s;  // after a step that was taken back; twice as long after each
-constexpr Duration kLongestRest = 10min;
+constexpr std::size_t kLooks = 3;     // of a transfer: the first or the last one may see a part of it
 
 std::uint64_t delivered(const transport::ConnectionStats& stats) {
   return stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
@@ -62,77 +58,64 @@ void Bundles::begin(const PeerId& peer) {
   tasks_.spawn(tend(*this, peer), "growth of bundles");
 }
 
-/// What has shown to help is kept; further steps are tried while a transfer goes on, and taken back when the bytes did
-/// not come faster or the round trip grew.
+/// Follows the transfers of a peer, and has as many connections carry them as help.
 Task<void> Bundles::tend(Bundles& bundles, PeerId peer) {
   const auto end = on_exit([&] { bundles.tended_.erase(peer); });
-  Load verified;
-  std::size_t count = 1;  // connections that it was measured with
-  std::size_t usual = 1;  // that have helped before
-  TimePoint settled = bundles.self_.runtime.now();
-  Duration pause = kFirstRest;
-  while (const auto load = co_await bundles.measure(peer, verified.shortest)) {
-    const TimePoint now = bundles.self_.runtime.now();
+  LaneGrowth growth(bundles.self_.options.max_bundled_connections);
+  Measuring measuring;
+  while (const auto load = co_await bundles.measure(peer, measuring)) {
     const std::size_t lanes = bundles.lanes(peer);
-    const bool grown = lanes > count;
-    const bool helps = load->rate >= kGrowth * verified.rate &&
-                       to_seconds(load->round_trip) <= kQueueing * to_seconds(verified.round_trip);
-    if (grown && !helps) {
-      log::debug("p2p", "{} connections to {} carry {:.1f} MB/s, {} carried {:.1f}", lanes, peer, load->rate / 1e6,
-                 count, verified.rate / 1e6);
-      bundles.shrink(peer, count);
-      usual = count;
-      settled = now + pause;
-      pause = std::min(2 * pause, kLongestRest);
-      continue;
-    }
-    if (grown) usual = std::max(usual, lanes);
-    verified = *load;
-    count = lanes;
-    const bool queueing = to_seconds(load->round_trip) > kQueueing * to_seconds(load->shortest);  // the link is full
-    if (queueing || now < settled || lanes >= bundles.self_.options.max_bundled_connections) continue;
-    const std::size_t step = usual > lanes ? usual - lanes : std::max<std::size_t>(1, lanes / 2);
-    const auto wanted = std::min(lanes + step, bundles.self_.options.max_bundled_connections);
-    if (const auto grew = co_await bundles.grow(peer, wanted); !grew) {
+    const std::size_t wanted = growth.after(*load, lanes, bundles.self_.runtime.now());
+    if (wanted == lanes) continue;
+    log::debug("p2p", "{} connections to {} carry {:.1f} MB/s: {} from now on", lanes, peer, load->rate / 1e6, wanted);
+    if (wanted < lanes) {
+      bundles.shrink(peer, wanted);
+    } else if (const auto grew = co_await bundles.grow(peer, wanted); !grew) {
       log::debug("p2p", "no further connection to {}: {}", peer, grew.error());
-      settled = bundles.self_.runtime.now() + pause;
-      pause = std::min(2 * pause, kLongestRest);
+      growth.rest(bundles.self_.runtime.now());
     }
   }
 }
 
 /// Waits for a transfer that lasts; nullopt when this side has no bundle to begin any more.
-Task<std::optional<Bundles::Load>> Bundles::measure(PeerId peer, Duration shortest) {
-  std::uint64_t in = 0, out = 0;
-  Load load{.shortest = shortest};
-  TimePoint last = TimePoint::min();
-  for (int busy = 0, quiet = 0; busy < kLooks;) {
+Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& measuring) {
+  std::vector<double> rates;
+  Duration round_trip{};
+  for (int quiet = 0; rates.size() < kLooks;) {
     co_await self_.runtime.sleep_for(quiet < kQuietLooks ? kLook : kQuietLook);
     const ConnectionEntryPtr carrier = candidate(peer);
     if (!carrier) co_return std::nullopt;
     table_.close_spare_members(peer);
-    std::uint64_t in_now = 0, out_now = 0;
-    for (const auto& entry : table_.find(peer)->connections) {
-      if (entry->kind == ConnectionKind::bundle) continue;
-      const auto stats = entry->connection->stats();
-      in_now += stats.bytes_in;
-      out_now += delivered(stats);
-    }
-    const TimePoint now = self_.runtime.now();
     const auto stats = carrier->connection->stats();
-    const Duration path = stats.path_round_trip;
-    load.round_trip = path > Duration::zero() ? path : carrier->connection->round_trip();
-    if (load.round_trip > Duration::zero()) load.shortest = std::min(load.shortest, load.round_trip);
-    // A connection that has ended took its count with it.
-    const bool counts = last != TimePoint::min() && in_now >= in && out_now >= out && now > last;
-    const double rate = counts ? static_cast<double>(std::max(in_now - in, out_now - out)) / to_seconds(now - last) : 0;
-    std::tie(in, out, last) = std::tuple(in_now, out_now, now);
-    const bool counted = rate >= kBusy && load.round_trip >= kLongPath;
-    busy = counted ? busy + 1 : 0;
-    quiet = counted ? 0 : quiet + 1;
-    load.rate = counted ? std::max(load.rate, rate) : 0;
+    round_trip = stats.path_round_trip > Duration::zero() ? stats.path_round_trip : carrier->connection->round_trip();
+    if (round_trip > Duration::zero()) measuring.shortest = std::min(measuring.shortest, round_trip);
+    const double rate = measuring.rate_since(carried(peer), self_.runtime.now());
+    const bool counts = rate >= kBusy && round_trip >= kLongPath;
+    quiet = counts ? 0 : quiet + 1;
+    counts ? rates.push_back(rate) : rates.clear();
   }
-  co_return load;
+  std::ranges::sort(rates);
+  co_return LaneGrowth::Load{rates[kLooks / 2], round_trip, measuring.shortest};
+}
+
+/// Bytes that have come from a peer, and that have come to it.
+std::pair<std::uint64_t, std::uint64_t> Bundles::carried(const PeerId& peer) const {
+  std::pair<std::uint64_t, std::uint64_t> sum{};
+  for (const auto& entry : table_.find(peer)->connections) {
+    if (entry->kind == ConnectionKind::bundle) continue;
+    const auto stats = entry->connection->stats();
+    sum.first += stats.bytes_in;
+    sum.second += delivered(stats);
+  }
+  return sum;
+}
+
+double Bundles::Measuring::rate_since(std::pair<std::uint64_t, std::uint64_t> carried, TimePoint now) {
+  const auto [in, out] = std::exchange(before, carried);
+  const TimePoint last = std::exchange(looked, now);
+  // A connection that has ended took its count with it.
+  if (last == TimePoint::min() || carried.first < in || carried.second < out || now <= last) return 0;
+  return static_cast<double>(std::max(carried.first - in, carried.second - out)) / to_seconds(now - last);
 }
 
 std::size_t Bundles::lanes(const PeerId& peer) const {

@@ -15,6 +15,7 @@
 #include "connection_table.hpp"
 #include "dialler.hpp"
 #include "identify.hpp"
+#include "lane_growth.hpp"
 
 namespace cohive::p2p {
 
@@ -34,17 +35,20 @@ class Bundles {
     std::weak_ptr<Bundle> bundle;
     std::weak_ptr<ConnectionEntry> entry;
   };
-  /// How much a peer's connections carried over some seconds of a transfer.
-  struct Load {
-    double rate = 0;  ///< bytes per second, of the direction that carried more
-    Duration round_trip{};
-    Duration shortest = Duration::max();  ///< round trip, when there was nothing to carry, too
+  /// What was seen of a peer's connections until now.
+  struct Measuring {
+    std::pair<std::uint64_t, std::uint64_t> before{};  ///< bytes that had come, and gone
+    TimePoint looked = TimePoint::min();
+    Duration shortest = Duration::max();  ///< round trip
+    /// Bytes per second since the last look, of the direction that carried more; 0 where that is not known.
+    double rate_since(std::pair<std::uint64_t, std::uint64_t> carried, TimePoint now);
   };
 
   void begin(const PeerId& peer);
   ConnectionEntryPtr candidate(const PeerId& peer) const;
   static Task<void> tend(Bundles& bundles, PeerId peer);
-  Task<std::optional<Load>> measure(PeerId peer, Duration shortest);
+  Task<std::optional<LaneGrowth::Load>> measure(PeerId peer, Measuring& measuring);
+  std::pair<std::uint64_t, std::uint64_t> carried(const PeerId& peer) const;
   std::size_t lanes(const PeerId& peer) const;
   Task<Result<>> grow(PeerId peer, std::size_t wanted);
   Task<Result<>> open(PeerId peer, ConnectionEntryPtr carrier);

@@ -100,7 +100,10 @@ void FlightLimit::note_rate(double rate) {
 }
 
 double FlightLimit::rate() const noexcept {
-  return beginning_ || shortest() < kShortPath ? 0 : fastest_;
+  if (beginning_ || shortest() < kShortPath) return 0;
+  // What is always allowed may leave within a round trip. Where there has been little to send, the rate says nothing of
+  // the path, and a writer that waits for a slow pace would never find out more.
+  return std::max(fastest_, static_cast<double>(kLeast) / to_seconds(usual_length()));
 }
 
 Duration FlightLimit::pause(std::uint64_t in_flight) const {

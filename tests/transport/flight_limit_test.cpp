@@ -1,15 +1,17 @@
-// A writer that always has more to send, over a path with a rate, a round trip and a queue.
+// A writer over a path with a rate, a round trip and a queue, which its socket paces.
 #include "transport/flight_limit.hpp"
 
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <utility>
 
 namespace cohive::transport {
 namespace {
 
 constexpr Duration kTick = 1ms;
 constexpr std::uint64_t kWrite = 64 * 1024;
+constexpr double kUnpaced = 1e12;  // bytes per second
 
 class Path {
  public:
@@ -24,6 +26,15 @@ class Path {
       while (may_write()) sent_ += kWrite;
       tick();
     }
+  }
+  /// Sends so many bytes each period.
+  void send_little_for(Duration time, Duration period, std::uint64_t bytes) {
+    for (const TimePoint end = now_ + time; now_ < end; idle_for(period))
+      for (std::uint64_t left = bytes; left > 0; tick())
+        while (left > 0 && may_write()) {
+          sent_ += std::min(left, kWrite);
+          left -= std::min(left, kWrite);
+        }
   }
   void idle_for(Duration time) {
     for (const TimePoint end = now_ + time; now_ < end;) tick();
@@ -41,19 +52,22 @@ class Path {
   double in_flight() const { return static_cast<double>(sent_) - acknowledged_; }
   bool may_write() {
     const auto flying = static_cast<std::uint64_t>(in_flight());
-    if (flying > 8 << 20) return false;  // the peer's window
-    const Duration queued = from_seconds((static_cast<double>(sent_) - left_) / rate);
+    const bool socket_is_full = pace_<kUnpaced&& static_cast<double>(sent_) - paced_> kWrite;
+    if (flying > 8 << 20 || socket_is_full) return false;  // the first is the peer's window
+    const Duration queued = from_seconds((paced_ - left_) / rate);
     if (flying < FlightLimit::kFew) {
       limit.has_room(now_, round_trip + queued);
       return true;
     }
     limit.observe(now_, static_cast<std::uint64_t>(acknowledged_), flying, round_trip + queued);
+    if (limit.rate() > 0) pace_ = 1.25 * limit.rate();
     return limit.pause(flying) == Duration::zero();
   }
   void tick() {
     most_in_flight = std::max(most_in_flight, in_flight());
     now_ += kTick;
-    left_ = std::min(left_ + rate * to_seconds(kTick), static_cast<double>(sent_));
+    paced_ = std::min(paced_ + pace_ * to_seconds(kTick), static_cast<double>(sent_));
+    left_ = std::min(left_ + rate * to_seconds(kTick), paced_);
     on_way_.push_back({now_ + round_trip, left_});
     while (!on_way_.empty() && on_way_.front().first <= now_) {
       delivered_ = std::max(delivered_, on_way_.front().second);
@@ -64,7 +78,8 @@ class Path {
 
   TimePoint now_{Duration(1s)};
   std::uint64_t sent_ = 0;
-  double left_ = 0, delivered_ = 0, acknowledged_ = 0;  // the queue; arrived; known of
+  double pace_ = kUnpaced;                                          // bytes per second
+  double paced_ = 0, left_ = 0, delivered_ = 0, acknowledged_ = 0;  // left the socket, the queue; arrived; known of
   std::deque<std::pair<TimePoint, double>> on_way_;
 };
 
@@ -135,6 +150,34 @@ TEST(FlightLimit, AQueueOfItsOwnIsNoLongerWay) {
   path.most_in_flight = 0;
   path.send_for(40s);
   EXPECT_LT(path.most_in_flight, 1.8 * path.holds()) << "periods that were busy throughout let the queue run empty";
+}
+
+/// What little was sent says nothing of the path.
+TEST(FlightLimit, WhoHasSentLittleIsNotPacedByThat) {
+  for (const Duration period : {20ms, 50ms, 80ms, 100ms, 150ms, 200ms, 500ms})
+    for (const std::uint64_t bytes : {100'000, 150'000, 200'000, 300'000}) {
+      SCOPED_TRACE(testing::Message() << to_seconds(period) << " s, " << bytes << " bytes");
+      Path path;
+      path.round_trip = 50ms;
+      path.send_little_for(3s, period, bytes);
+      path.send_for(3s);
+      EXPECT_GT(path.throughput(3s), 0.9 * path.rate);
+    }
+}
+
+/// A kernel that waits for what was lost delivers nothing meanwhile.
+TEST(FlightLimit, IsFastAgainAfterAnOutage) {
+  for (const Duration outage : {200ms, 400ms, 600ms, 1000ms, 3000ms, 10000ms}) {
+    SCOPED_TRACE(to_seconds(outage));
+    Path path;
+    path.round_trip = 50ms;
+    path.send_for(3s);
+    const double rate = std::exchange(path.rate, 1);
+    path.send_for(outage);
+    path.rate = rate;
+    path.send_for(3s);
+    EXPECT_GT(path.throughput(2s), 0.9 * rate);
+  }
 }
 
 TEST(FlightLimit, AShortPathIsNotPaced) {

@@ -108,18 +108,38 @@ Task<void> hopeless(ProgressTracker& tracker, std::uint64_t epoch, Duration othe
 }  // namespace
 
 /// Waits for the group of a round, and gives the round up when that has no point any more.
-Task<RunRounds::Grouped> RunRounds::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search) {
+Task<RunRounds::Grouped> RunRounds::find_group(Scheduled& scheduled, std::shared_ptr<Round> round, Search search,
+                                               const Update* update) {
+  auto company = std::exchange(company_, {});
+  if (!round) co_return Grouped{};
+  const bool steps = scheduled.exchange().makes_step();
+  // Where its group is not there yet, some members do not remember groups. Such peers look once, after this round,
+  // whether they are in the epoch of the others.
+  if (update && !steps && round->stage() == Round::Stage::looking_for_group) run_.tracker.report_at_once();
+  if (!steps) round->hurry(update ? std::move(company) : std::vector<PeerId>());
   // Other groups may end it later. Peers that end their training with this one may have their group just now.
   const Duration apart = run_.ended               ? run_.options.matchmaking_time * 2
                          : scheduled.is_divided() ? run_.options.matchmaking_time
                                                   : 0s;
   (void)co_await race(run_.runtime, round->grouped(),
                       hopeless(run_.tracker, search.epoch, apart, search.next, search.patience));
-  if (scheduled.exchange().makes_step() && scheduled.round() != round) co_return Grouped{};  // given up meanwhile
+  if (steps && scheduled.round() != round) co_return Grouped{};  // given up meanwhile
   if (round->stage() != Round::Stage::looking_for_group) co_return Grouped{std::move(round)};
   round->cancel();
   miss(scheduled);
   co_return Grouped{.missed = true};
+}
+
+/// Averages what is offered in a round, and tells `update` of it.
+Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled, std::shared_ptr<Round> round,
+                                                            Exchange::Offer offer, Update* update) {
+  round->trigger(offer.weight, std::move(offer.parts));
+  auto report = judge(scheduled, co_await round->report());
+  if (!update || !report) co_return report;
+  auto& group = scheduled.exchange().makes_step() ? update->report.grad_group : update->report.state_group;
+  group = std::max(group, report->group.size());
+  update->report.bytes_sent += report->bytes_sent;
+  co_return report;
 }
 
 Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update,
@@ -134,8 +154,6 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   const Release release_at = what.release(moment);
   // Until a step takes its round, others see that there is one (out_of_sync), and it may be given up.
   auto round = steps ? scheduled.round() : scheduled.take();
-  auto company = std::exchange(company_, {});
-  bool missed = false;
   std::optional<Exchange::Offer> offer;
 
   co_await what.prepare(moment);
@@ -143,16 +161,9 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
     offer = co_await what.offer(moment);
     if (update) update->released.set();
   }
-  if (round) {
-    trainer_waits_for(of_round);
-    // Where its group is not there yet, some members do not remember groups. Such peers look once, after this round,
-    // whether they are in the epoch of the others.
-    if (update && !steps && round->stage() == Round::Stage::looking_for_group) run_.tracker.report_at_once();
-    if (!steps) round->hurry(update ? std::move(company) : std::vector<PeerId>());
-    const auto grouped = co_await find_group(scheduled, std::move(round), search);
-    round = grouped.round;
-    missed = grouped.missed;
-  }
+  if (round) trainer_waits_for(of_round);
+  auto [grouped, missed] = co_await find_group(scheduled, std::move(round), search, update);
+  round = std::move(grouped);
   // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
   const auto needs_state = [&] {
     return update && what.needs_every_round() && !run_.options.auxiliary && run_.tracker.snapshot().met > 0;
@@ -174,17 +185,11 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   const bool has_round = round != nullptr;
   if (round) {
     trainer_waits_for(of_round);
-    round->trigger(offer->weight, std::move(offer->parts));
-    done.round = judge(scheduled, co_await round->report());
+    done.round = co_await average(scheduled, std::move(round), *std::exchange(offer, std::nullopt), update);
     trainer_waits_for(of_work);
   }
   offer.reset();
-  if (update) {
-    auto& group = steps ? update->report.grad_group : update->report.state_group;
-    group = std::max(group, done.group());
-    if (done.round) update->report.bytes_sent += done.round->bytes_sent;
-    if (release_at == Release::averaged) release();
-  }
+  if (update && release_at == Release::averaged) release();
   const bool failed = has_round && !done.round && !steps && needs_state();
   if (failed) co_await what.drop();
   if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());

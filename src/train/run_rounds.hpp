@@ -69,7 +69,11 @@ class RunRounds {
   };
   using Outcome = Result<std::shared_ptr<const averaging::RoundReport>>;
   static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
-  Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search);
+  Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
+                           const Update* update);
+  Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,
+                                                              std::shared_ptr<averaging::Round> round,
+                                                              Exchange::Offer offer, Update* update);
   std::shared_ptr<const averaging::RoundReport> judge(Scheduled& scheduled, Outcome result);
   void miss(Scheduled& scheduled);
   void count_round(Scheduled& scheduled, const averaging::RoundReport& result);

@@ -10,10 +10,12 @@ namespace cohive::p2p {
 
 /// The address below; nullopt when an address is no toy's.
 inline std::optional<Multiaddr> below_toy(const Multiaddr& address) {
-  const std::string text = address.without_peer().text(), end = "/quic-v1";
+  static const std::string kEnd = "/quic-v1";
+  std::string text = address.without_peer().text();
   const auto udp = text.find("/udp/");
-  if (udp == text.npos || !text.ends_with(end)) return std::nullopt;
-  auto below = Multiaddr::from_text(text.substr(0, udp) + "/tcp/" + text.substr(udp + 5, text.size() - udp - 13));
+  if (udp == text.npos || !text.ends_with(kEnd)) return std::nullopt;
+  text.resize(text.size() - kEnd.size());
+  auto below = Multiaddr::from_text(text.replace(udp, 5, "/tcp/"));
   return below ? std::optional(std::move(*below)) : std::nullopt;
 }
 inline Multiaddr as_toy(const Multiaddr& below) {

@@ -324,6 +324,10 @@ std::optional<std::string> Multiaddr::value(std::uint32_t code) const {
   return result;
 }
 
+bool Multiaddr::same_protocols(const Multiaddr& other) const {
+  return std::ranges::equal(components(), other.components(), {}, &Component::code, &Component::code);
+}
+
 std::optional<PeerId> Multiaddr::peer() const {
   std::optional<PeerId> last;
   walk(binary_, [&](const Protocol& protocol, ByteView value, std::size_t) {

@@ -6,6 +6,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/network_of.hpp"
 #include "cohive/core/try.hpp"
+#include "transport_kinds.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -29,20 +30,16 @@ std::string objection_to(const std::string& ip) {
 }
 
 /// For an address without a relay and without a peer id.
-Result<> check_direct(const Multiaddr& address) {
+Result<> check_direct(const Multiaddr& address, const ReadEndpoint& endpoint) {
   if (address.has(Multiaddr::dnsaddr))
     return nobody_can_dial(address,
                            "peers do not follow a dnsaddr that another peer names; write "
                            "/dns4/NAME/tcp/PORT, and give the dnsaddr to those who join");
-  if (!address.tcp_endpoint())
+  if (!endpoint(address))
     return nobody_can_dial(address, "peers dial by TCP; write for example /ip4/203.0.113.7/tcp/31337");
   const std::string why = objection_to(networks_of(address).host);
   if (networks_of(address).empty() || why.empty()) return ok();  // this machine, a name
   return nobody_can_dial(address, why);
-}
-
-std::uint16_t port_of(const Multiaddr& address) {
-  return address.tcp_endpoint()->port;
 }
 
 /// Whether a listener may be meant by an announced address: by the kind of IP address, and not one of this machine
@@ -57,55 +54,59 @@ bool may_mean(const Multiaddr& announced, const Multiaddr& listener) {
   return listener.scope() != loopback || announced.scope() == loopback;
 }
 
-std::set<std::uint16_t> ports_for(const Multiaddr& announced, const std::vector<Multiaddr>& bound) {
-  std::set<std::uint16_t> fitting, all;
+/// The address at the ports of the listeners that it may mean.
+std::set<Multiaddr> at_ports_of(const std::vector<Multiaddr>& bound, const Multiaddr& announced) {
+  std::set<Multiaddr> fitting, all;
   for (const auto& listener : bound) {
-    if (!listener.tcp_endpoint()) continue;
-    all.insert(port_of(listener));
-    if (may_mean(announced, listener)) fitting.insert(port_of(listener));
+    const Multiaddr address = listener.with_host_of(announced);
+    if (!address.same_protocols(announced)) continue;
+    all.insert(address);
+    if (may_mean(announced, listener)) fitting.insert(address);
   }
   return fitting.empty() ? all : fitting;
 }
 
-Multiaddr with_port(const Multiaddr& address, std::uint16_t port) {
-  const std::string text = address.text();
-  return Multiaddr::from_text(text.substr(0, text.rfind('/') + 1) + std::to_string(port)).value();
-}
-
 }  // namespace
 
-Result<> check_announced(const Multiaddr& address, const std::optional<PeerId>& self) {
+std::optional<transport::Endpoint> endpoint_over_network(const Multiaddr& address) {
+  for (const TransportKind& kind : kTransports)
+    if (const auto endpoint = kind.endpoint(address)) return endpoint;
+  return std::nullopt;
+}
+
+Result<> check_announced(const Multiaddr& address, const std::optional<PeerId>& self, const ReadEndpoint& endpoint) {
   const Multiaddr plain = address.without_peer();
   if (const auto named = address.peer(); named && self && *named != *self)
     return nobody_can_dial(address, "it ends with the id of another peer; this one is " + self->text());
   const std::string text = plain.text();
   const auto circuit = text.find(kCircuit);
-  if (circuit == text.npos) return check_direct(plain);
+  if (circuit == text.npos) return check_direct(plain, endpoint);
   if (circuit + kCircuit.size() != text.size() || circuit == 0)
     return nobody_can_dial(address, "a way through a relay is RELAY/p2p/<id of the relay>/p2p-circuit");
   TRY(const auto relay, Multiaddr::from_text(text.substr(0, circuit)));
-  if (!relay.peer() || (self && *relay.peer() == *self) || !relay.tcp_endpoint() || port_of(relay) == 0)
+  const auto found = endpoint(relay);
+  if (!relay.peer() || (self && *relay.peer() == *self) || !found || found->port == 0)
     return nobody_can_dial(address, "a way through a relay is RELAY/p2p/<id of the relay>/p2p-circuit");
-  return check_direct(relay.without_peer());
+  return check_direct(relay.without_peer(), endpoint);
 }
 
 Result<std::vector<Multiaddr>> fill_ports(const std::vector<Multiaddr>& given, const PeerId& self,
-                                          const std::vector<Multiaddr>& bound) {
+                                          const std::vector<Multiaddr>& bound, const ReadEndpoint& endpoint) {
   std::vector<Multiaddr> result;
   const auto add = [&result](Multiaddr address) {
     if (std::ranges::find(result, address) == result.end()) result.push_back(std::move(address));
   };
   for (const auto& address : given) {
-    TRY(check_announced(address, self));
+    TRY(check_announced(address, self, endpoint));
     const Multiaddr plain = address.without_peer();
-    if (plain.is_circuit() || port_of(plain) != 0) {
+    if (plain.is_circuit() || endpoint(plain)->port != 0) {
       add(plain);
       continue;
     }
-    const auto ports = ports_for(plain, bound);
-    if (ports.empty())
+    const auto addresses = at_ports_of(bound, plain);
+    if (addresses.empty())
       return nobody_can_dial(address, "this peer does not listen, so that there is no port to put in for 0");
-    for (const auto port : ports) add(with_port(plain, port));
+    for (const auto& one : addresses) add(one);
   }
   return result;
 }

@@ -20,7 +20,7 @@ DialBackResponse refused(DialBackStatus status, std::string text) {
 
 }  // namespace
 
-AutoNatServer::AutoNatServer(Self& self, Handlers& handlers, Connectivity& ways, const OwnAddresses& own)
+AutoNatServer::AutoNatServer(Self& self, Handlers& handlers, const Connectivity& ways, const OwnAddresses& own)
     : self_(self), handlers_(handlers), ways_(ways), own_(own), limits_(self.runtime, kLimits) {}
 
 void AutoNatServer::offer(bool offered) {
@@ -83,13 +83,11 @@ bool AutoNatServer::is_blocked(const Multiaddr& observed) const {
 
 transport::Transport* AutoNatServer::stranger_for(const Multiaddr& address) {
   if (strangers_.empty()) {
-    const KeyPair identity = KeyPair::generate_ed25519();
-    for (const auto& transport : ways_.transports)
-      if (auto stranger = transport->with_identity(identity)) strangers_.push_back(std::move(stranger));
+    const transport::Upgrader stranger(self_.runtime, KeyPair::generate_ed25519(), self_.options.transport,
+                                       self_.memory);
+    for (const auto& make : ways_.transports) strangers_.push_back(make(stranger));
   }
-  for (const auto& transport : strangers_)
-    if (transport->handles(address)) return transport.get();
-  return nullptr;
+  return transport::transport_for(strangers_, address);
 }
 
 /// How the dials of one request stand.

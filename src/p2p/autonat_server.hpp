@@ -14,7 +14,7 @@ namespace cohive::p2p {
 
 class AutoNatServer {
  public:
-  AutoNatServer(Self& self, Handlers& handlers, Connectivity& ways, const OwnAddresses& own);
+  AutoNatServer(Self& self, Handlers& handlers, const Connectivity& ways, const OwnAddresses& own);
 
   /// Offers the service or not: a host that cannot be reached itself says nothing about other hosts.
   void offer(bool offered);
@@ -30,7 +30,7 @@ class AutoNatServer {
 
   Self& self_;
   Handlers& handlers_;
-  Connectivity& ways_;
+  const Connectivity& ways_;
   const OwnAddresses& own_;
   AttemptLimits limits_;
   transport::Transports strangers_;  ///< under an identity that no peer knows; made with the first request

@@ -30,8 +30,8 @@ std::uint64_t delivered(const transport::ConnectionStats& stats) {
 }  // namespace
 
 Bundles::Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
-                 transport::Upgrader upgrader, transport::BandwidthLimits limits)
-    : self_(self), table_(table), dialler_(dialler), upgrader_(std::move(upgrader)), tasks_(self.runtime, "bundles") {
+                 transport::BandwidthLimits limits)
+    : self_(self), table_(table), dialler_(dialler), tasks_(self.runtime, "bundles") {
   if (self.options.max_bundled_connections < 2) return;
   handlers.add(kBundleProtocol, [this](transport::StreamPtr stream) { return accept(std::move(stream)); });
   if (limits.upload <= 0 && limits.download <= 0)
@@ -191,12 +191,11 @@ void Bundles::add_lane(const Held& held, ConnectionEntry& carrier, transport::St
 Result<> Bundles::hold(std::map<PeerId, Held>& held, Id id, ConnectionEntryPtr carrier, transport::StreamPtr stream,
                        transport::Role role) {
   const PeerId peer = carrier->connection->peer();
-  const auto& memory = self_.options.transport.memory;
   const Multiaddr remote = carrier->connection->remote_address();
-  auto bundle = std::make_shared<Bundle>(self_.runtime, peer, memory->account(peer, remote));
+  auto bundle = std::make_shared<Bundle>(self_.runtime, peer, self_.memory.account(peer, remote));
   auto raw = std::make_unique<BundleConnection>(bundle, carrier->connection->local_address(), remote);
   TRY(const auto entry,
-      table_.add(transport::multiplex(upgrader_, std::move(raw), role, peer, carrier->connection->security()), {},
+      table_.add(transport::multiplex(self_.upgrader, std::move(raw), role, peer, carrier->connection->security()), {},
                  ConnectionKind::bundle));
   entry->bundle = bundle;
   held[peer] = {id, bundle, entry};

@@ -11,7 +11,6 @@
 #include <memory>
 
 #include "bundle.hpp"
-#include "cohive/transport/upgrade.hpp"
 #include "connection_table.hpp"
 #include "dialler.hpp"
 #include "identify.hpp"
@@ -25,7 +24,7 @@ class Bundles {
  public:
   /// \param limits  caps on what this host carries: under one, several connections carry no more than one does
   Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
-          transport::Upgrader upgrader, transport::BandwidthLimits limits);
+          transport::BandwidthLimits limits);
   void close() { tasks_.cancel(); }
 
  private:
@@ -63,7 +62,6 @@ class Bundles {
   Self& self_;
   ConnectionTable& table_;
   Dialler& dialler_;
-  transport::Upgrader upgrader_;
   std::map<PeerId, Held> opened_, accepted_;
   std::set<PeerId> tended_;
   std::vector<Subscription> subscriptions_;

@@ -17,12 +17,12 @@ std::string reason_of(const proto::Hop& reply) {
 
 class CircuitTransport final : public transport::Transport {
  public:
-  CircuitTransport(Self& self, ConnectionTable& table, Dialler& dialler, transport::Upgrader upgrader)
-      : self_(self), table_(table), dialler_(dialler), upgrader_(std::move(upgrader)) {}
+  CircuitTransport(Self& self, ConnectionTable& table, Dialler& dialler)
+      : self_(self), table_(table), dialler_(dialler) {}
 
   bool handles(const Multiaddr& address) const override {
     const auto parts = parse_circuit(address);
-    return parts && (table_.direct(parts->relay) || parts->relay_address.tcp_endpoint());
+    return parts && (table_.direct(parts->relay) || self_.endpoint(parts->relay_address));
   }
 
   Task<Result<transport::ConnectionPtr>> dial(Multiaddr address, transport::DialOptions options) override {
@@ -33,7 +33,8 @@ class CircuitTransport final : public transport::Transport {
     auto stream = co_await ask(*parts, *target, options.deadline);
     if (!stream) co_return stream.error().with_context(address.without_peer().text());
     co_return co_await within(self_.runtime, options.deadline,
-                              transport::upgrade(upgrader_, std::move(*stream), options.role, *target), "handshake");
+                              transport::upgrade(self_.upgrader, std::move(*stream), options.role, *target),
+                              "handshake");
   }
 
   Result<std::unique_ptr<transport::ConnectionListener>> listen(const Multiaddr& address) override {
@@ -75,14 +76,12 @@ class CircuitTransport final : public transport::Transport {
   Self& self_;
   ConnectionTable& table_;
   Dialler& dialler_;
-  transport::Upgrader upgrader_;
 };
 
 }  // namespace
 
-std::unique_ptr<transport::Transport> make_circuit_transport(Self& self, ConnectionTable& table, Dialler& dialler,
-                                                             transport::Upgrader upgrader) {
-  return std::make_unique<CircuitTransport>(self, table, dialler, std::move(upgrader));
+std::unique_ptr<transport::Transport> make_circuit_transport(Self& self, ConnectionTable& table, Dialler& dialler) {
+  return std::make_unique<CircuitTransport>(self, table, dialler);
 }
 
 }  // namespace cohive::p2p

@@ -21,9 +21,9 @@ constexpr Duration kResolveTimeout = 10s;
 
 }  // namespace
 
-Dialler::Dialler(Self& self, Connectivity& ways, ConnectionTable& table, AddressBook& book)
+Dialler::Dialler(Self& self, transport::Resolver& resolver, ConnectionTable& table, AddressBook& book)
     : self_(self),
-      ways_(ways),
+      resolver_(resolver),
       table_(table),
       book_(book),
       backoff_(self.runtime, self.options.backoff_base),
@@ -59,12 +59,6 @@ void Dialler::close(const Error& reason) {
   configured_dials_.close(reason);
   book_dials_.close(reason);
   address_dials_.close(reason);
-}
-
-transport::Transport* Dialler::transport_for(const Multiaddr& address) const {
-  for (const auto& transport : ways_.transports)
-    if (transport->handles(address)) return transport.get();
-  return nullptr;
 }
 
 // ---- One address
@@ -209,9 +203,9 @@ Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string
 // ---- Names
 
 bool Dialler::may_resolve(const KnownAddress& known) const {
-  const auto numeric = transport::with_unspecified_host(known.address);
   // A dnsaddr leads to further names: a dnsaddr that a peer announces is not followed.
-  return numeric ? transport_for(*numeric) != nullptr : known.source != Source::announced;
+  if (known.address.first_code() == Multiaddr::dnsaddr) return known.source != Source::announced;
+  return self_.endpoint(known.address).has_value();
 }
 
 Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline) {
@@ -226,7 +220,7 @@ Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addre
   if (names.empty()) co_return result;
   const Deadline limit = deadline.min(self_.runtime.after(kResolveTimeout));
   std::vector<Task<Result<std::vector<Multiaddr>>>> queries;
-  for (const auto& known : names) queries.push_back(ways_.resolver->resolve(known.address, limit));
+  for (const auto& known : names) queries.push_back(resolver_.resolve(known.address, limit));
   auto answers = co_await when_all(self_.runtime, std::move(queries));
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!answers[i]) {
@@ -264,7 +258,7 @@ Task<Result<PeerId>> Dialler::dial_configured(Dialler& dialler, Multiaddr addres
   std::vector<Multiaddr> targets{address};
   if (!dialler.transport_for(address)) {
     if (!transport::is_name(address)) co_return Error(transport::Errc::address_unsupported, address.text());
-    auto resolved = co_await dialler.ways_.resolver->resolve(address, deadline);
+    auto resolved = co_await dialler.resolver_.resolve(address, deadline);
     if (!resolved) co_return resolved.error();
     targets = std::move(*resolved);
   }

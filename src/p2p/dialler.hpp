@@ -12,7 +12,7 @@ namespace cohive::p2p {
 
 class Dialler {
  public:
-  Dialler(Self& self, Connectivity& ways, ConnectionTable& table, AddressBook& book);
+  Dialler(Self& self, transport::Resolver& resolver, ConnectionTable& table, AddressBook& book);
 
   /// Connects by the addresses that are known now. Concurrent calls for one peer share the dials.
   Task<Result<>> connect(PeerId peer, Deadline deadline);
@@ -44,7 +44,9 @@ class Dialler {
   /// See Host::refuses.
   bool refuses(const PeerId& peer) const;
 
-  transport::Transport* transport_for(const Multiaddr& address) const;
+  transport::Transport* transport_for(const Multiaddr& address) const {
+    return transport::transport_for(self_.transports, address);
+  }
   /// Drops all dials; their callers get `reason`.
   void close(const Error& reason);
 
@@ -58,7 +60,7 @@ class Dialler {
   void keep_dialling_direct(const ConnectionEntry& circuit);
 
   Self& self_;
-  Connectivity& ways_;
+  transport::Resolver& resolver_;
   ConnectionTable& table_;
   AddressBook& book_;
   DialBackoff backoff_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "circuit_message.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
@@ -23,18 +22,9 @@ constexpr Duration kLongestTrip = 4s;
 // Each attempt dials a few addresses that the peer names.
 constexpr AttemptLimits::Limits kPunchLimits{.window = 60s, .per_peer = 9, .per_network = 60, .in_all = 240};
 
-/// Punching reaches a public address only, and a peer must not have us scan our own network.
-bool is_target(const Multiaddr& address) {
-  return address.tcp_endpoint() && address.scope() == Multiaddr::Scope::public_ && !transport::is_name(address);
-}
-
-std::vector<Multiaddr> targets_of(const proto::HolePunch& message) {
-  std::vector<Multiaddr> result;
-  for (const auto& binary : message.observed_addrs()) {
-    auto address = Multiaddr::from_bytes(as_bytes(binary));
-    if (address && is_target(*address) && result.size() < kMaxPunchAddresses) result.push_back(address->without_peer());
-  }
-  return result;
+/// The way there is direct, and leads out: a peer must not have us scan our own network.
+bool leads_out(const Multiaddr& address) {
+  return is_public_host(address) && !transport::is_name(address);
 }
 
 std::string connect_message(const std::vector<Multiaddr>& addresses) {
@@ -74,9 +64,23 @@ void HolePunching::start() {
         kMaxPunchStreams);
 }
 
+bool HolePunching::is_target(const Multiaddr& address) const {
+  const auto endpoint = self_.endpoint(address);
+  return endpoint && endpoint->punchable && leads_out(address);
+}
+
+std::vector<Multiaddr> HolePunching::targets_of(const proto::HolePunch& message) const {
+  std::vector<Multiaddr> result;
+  for (const auto& binary : message.observed_addrs()) {
+    auto address = Multiaddr::from_bytes(as_bytes(binary));
+    if (address && is_target(*address) && result.size() < kMaxPunchAddresses) result.push_back(address->without_peer());
+  }
+  return result;
+}
+
 std::vector<Multiaddr> HolePunching::own_addresses() const {
   std::vector<Multiaddr> result;
-  const auto add = [&result](const std::vector<Multiaddr>& some) {
+  const auto add = [this, &result](const std::vector<Multiaddr>& some) {
     for (const auto& address : some)
       if (is_target(address) && result.size() < kMaxPunchAddresses &&
           std::find(result.begin(), result.end(), address) == result.end())
@@ -152,7 +156,8 @@ Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circ
 
   std::vector<Multiaddr> open;
   for (const auto& address : punching.book_.addresses(peer))
-    if (is_target(address) && open.size() < kMaxPunchAddresses) open.push_back(address);
+    if (punching.self_.endpoint(address) && leads_out(address) && open.size() < kMaxPunchAddresses)
+      open.push_back(address);
   // From any port: a dial that the peer's router drops must not spoil the punching to come, see DialRace.
   if (!open.empty() && co_await dial_all(punching, peer, std::move(open), transport::Role::initiator, SourcePort::any))
     co_return punching.count(peer, true);
@@ -188,7 +193,7 @@ Task<bool> HolePunching::punch(HolePunching& punching, ConnectionEntryPtr circui
     sync.set_type(proto::HolePunch::SYNC);
     CO_TRY(co_await transport::write_message(*stream, as_bytes(sync.SerializeAsString()), limit));
     stream->close_write();
-    co_return targets_of(reply);
+    co_return self.targets_of(reply);
   };
   Duration trip{};
   auto targets = co_await agree(punching, circuit, deadline, trip);

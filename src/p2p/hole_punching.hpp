@@ -8,6 +8,7 @@
 #include <set>
 
 #include "attempt_limits.hpp"
+#include "circuit_message.hpp"
 #include "identify.hpp"
 #include "inbound.hpp"
 
@@ -36,6 +37,8 @@ class HolePunching {
                              transport::Role role, SourcePort from = SourcePort::listening);
   bool dialled_by_circuit(const PeerId& peer) const;
   transport::Role role(const PeerId& peer, End end, bool last) const;
+  bool is_target(const Multiaddr& address) const;
+  std::vector<Multiaddr> targets_of(const proto::HolePunch& message) const;
   std::vector<Multiaddr> own_addresses() const;
   void count(const PeerId& peer, bool punched);
 

@@ -1,7 +1,6 @@
 #include "cohive/p2p/host.hpp"
 
 #include <algorithm>
-#include <limits>
 
 #include "bundles.hpp"
 #include "circuit_room.hpp"
@@ -21,28 +20,13 @@
 #include "reachability_state.hpp"
 #include "relay_client.hpp"
 #include "relay_server.hpp"
+#include "transport_kinds.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 constexpr Duration kUnmapping = 1s;  // for the router to forget our ports
 constexpr Duration kMeasurePeriod = 5s;
-
-/// A machine that allows few open files has fewer connections; each that is being set up takes one, too.
-HostOptions fitted(HostOptions options, const transport::Transports& transports) {
-  std::size_t most = std::numeric_limits<std::size_t>::max();
-  for (const auto& transport : transports) most = std::min(most, transport->max_connections());
-  const std::size_t before = options.max_connections;
-  const std::size_t wanted = options.max_connections + options.max_pending_inbound + options.max_dials;
-  if (wanted > most) {
-    for (std::size_t* part : {&options.max_connections, &options.max_pending_inbound, &options.max_dials})
-      *part = std::max<std::size_t>(1, *part * most / wanted);
-    log::warn("p2p", "the limit of open files leaves room for {} connections, not {}", options.max_connections, before);
-  }
-  options.high_water = std::min(options.high_water, options.max_connections);
-  options.low_water = std::min(options.low_water, options.high_water);
-  return options;
-}
 
 /// The lowest cap of each direction.
 transport::BandwidthLimits lowest_limits(const transport::Transports& transports) {
@@ -57,15 +41,9 @@ transport::BandwidthLimits lowest_limits(const transport::Transports& transports
   return lowest;
 }
 
-HostOptions with_memory(HostOptions options) {
-  const std::size_t most = options.memory_budget > 0 ? options.memory_budget : default_memory_budget();
-  options.transport.memory = std::make_shared<MemoryBudget>(most);
-  return options;
-}
-
-Connectivity over(transport::Network& network, const KeyPair& identity, const HostOptions& options) {
+Connectivity over(transport::Network& network, const HostOptions& options) {
   Connectivity result;
-  result.transports.push_back(transport::make_stream_transport(network, identity, options.transport));
+  for (const TransportKind& kind : kTransports) result.transports.push_back(kind.over(network));
   result.resolver = transport::make_resolver(network.runtime());
   if (options.nat_port_map && !options.listen.empty()) result.port_mappers = make_port_mappers(network.runtime());
   return result;
@@ -77,24 +55,24 @@ Connectivity over(transport::Network& network, const KeyPair& identity, const Ho
 struct Host::Impl {
   Impl(Runtime& runtime, Connectivity ways, KeyPair identity, HostOptions options)
       : connectivity(std::move(ways)),
-        self(runtime, std::move(identity), fitted(std::move(options), connectivity.transports)),
+        self(runtime, std::move(identity), std::move(options), connectivity.transports),
         handlers(self),
         book(runtime, self.options.max_addresses_per_peer, self.options.max_known_peers),
         own(self),
         table(self, handlers, book),
-        dialler(self, connectivity, table, book),
+        dialler(self, *connectivity.resolver, table, book),
         inbound(self, dialler, table, own),
         identify(self, handlers, table, book, own),
         routing(self, handlers, table, book, dialler, identify, own),
         port_mappings(self, inbound, own, connectivity.port_mappers),
         reachability(self, handlers, connectivity, table, inbound, identify, own),
-        relays(self, handlers, table, book, dialler, identify, routing, inbound, own, circuit_upgrader()),
-        bundles(self, handlers, table, dialler, identify, circuit_upgrader(), lowest_limits(connectivity.transports)),
+        relays(self, handlers, table, book, dialler, identify, routing, inbound, own),
+        bundles(self, handlers, table, dialler, identify, lowest_limits(self.transports)),
         status(self, table, own, reachability, relays),
         tasks(runtime, "host") {
     serve_ping(handlers, runtime);
-    self.options.transport.memory->set_cut([this](const PeerId& peer) { table.cut_off(peer); });
-    connectivity.transports.push_back(make_circuit_transport(self, table, dialler, circuit_upgrader()));
+    self.memory.set_cut([this](const PeerId& peer) { table.cut_off(peer); });
+    self.transports.push_back(make_circuit_transport(self, table, dialler));
     if (self.options.hole_punching)
       punching.emplace(self, handlers, table, book, dialler, identify, inbound, own,
                        [this] { return reachability.observed(); });
@@ -113,12 +91,11 @@ struct Host::Impl {
   }
   ~Impl() {
     self.closed = true;
-    self.options.transport.memory->set_cut(nullptr);  // accounts may outlive us
+    self.memory.set_cut(nullptr);  // accounts may outlive us
     end_waits();
     table.stop();
   }
 
-  transport::Upgrader circuit_upgrader() const { return {self.runtime, self.identity, self.options.transport}; }
   /// A dial-back that fails takes a while to say so: where it is likely to fail, relays are there before. Peers that
   /// merely do not listen want no calls, unless our user says that they are private.
   void seek_relays() { relays.set_need(needed_relays()); }
@@ -174,7 +151,7 @@ struct Host::Impl {
       impl.status.measure();
       impl.self.metrics.routing_peers.set(static_cast<double>(impl.routing.table_size()));
       impl.self.metrics.known_peers.set(static_cast<double>(impl.book.size()));
-      const MemoryBudget& memory = *impl.self.options.transport.memory;
+      const MemoryBudget& memory = impl.self.memory;
       impl.self.metrics.memory_held.set(static_cast<double>(memory.held()));
       impl.self.metrics.memory_highest.set(static_cast<double>(memory.highest()));
       impl.self.metrics.memory_refused.set(static_cast<double>(memory.refused()));
@@ -206,14 +183,10 @@ struct Host::Impl {
   TaskGroup tasks;
 };
 
-Host::Host(transport::Network& network, KeyPair identity, HostOptions options) {
-  options = with_memory(std::move(options));
-  auto connectivity = over(network, identity, options);
-  impl_ = std::make_unique<Impl>(network.runtime(), std::move(connectivity), std::move(identity), std::move(options));
-}
+Host::Host(transport::Network& network, KeyPair identity, HostOptions options)
+    : Host(network.runtime(), over(network, options), std::move(identity), options) {}
 Host::Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOptions options)
-    : impl_(std::make_unique<Impl>(runtime, std::move(connectivity), std::move(identity),
-                                   with_memory(std::move(options)))) {}
+    : impl_(std::make_unique<Impl>(runtime, std::move(connectivity), std::move(identity), std::move(options))) {}
 Host::~Host() = default;
 
 Result<> Host::start() {
@@ -222,7 +195,8 @@ Result<> Host::start() {
   }
   auto listening = impl_->inbound.start();
   if (!listening) return listening.error();
-  auto announced = fill_ports(impl_->self.options.announce, id(), impl_->inbound.bound());
+  auto announced = fill_ports(impl_->self.options.announce, id(), impl_->inbound.bound(),
+                              [this](const Multiaddr& address) { return impl_->self.endpoint(address); });
   if (!announced) return announced.error();
   impl_->self.options.announce = std::move(*announced);
   if (impl_->punching) impl_->punching->start();
@@ -279,7 +253,7 @@ Reputation& Host::reputation() const noexcept {
   return impl_->self.reputation;
 }
 MemoryBudget& Host::memory() const noexcept {
-  return *impl_->self.options.transport.memory;
+  return impl_->self.memory;
 }
 Subscription Host::serve_members_only(MemberCheck check) {
   auto shared = std::make_shared<MemberCheck>(std::move(check));
@@ -297,7 +271,7 @@ Traffic Host::traffic() const {
 }
 
 transport::BandwidthLimits Host::limits() const {
-  return lowest_limits(impl_->connectivity.transports);
+  return lowest_limits(impl_->self.transports);
 }
 
 std::vector<Multiaddr> Host::addresses() const {

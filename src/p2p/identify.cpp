@@ -217,7 +217,7 @@ Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr&
   }
   peer.agent = message.agent_version().substr(0, kMaxAgent);
   if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
-    peer.charge = MemoryBudget::Charge(self_.options.transport.memory->account(id, remote));
+    peer.charge = MemoryBudget::Charge(self_.memory.account(id, remote));
     if (!keep_protocols(peer, message))
       return Error(cohive::Errc::limit_exceeded, id, "memory for what peers say of themselves");
   }

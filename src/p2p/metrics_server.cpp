@@ -106,7 +106,7 @@ Result<Multiaddr> parse_metrics_address(const std::string& address) {
   if (host.empty() || host == "localhost") host = "127.0.0.1";
   const auto parsed =
       Multiaddr::from_text((bracketed ? "/ip6/" : "/ip4/") + host + "/tcp/" + address.substr(colon + 1));
-  if (!parsed || !parsed->tcp_endpoint()) return refused();
+  if (!parsed || parsed->components().size() != 2) return refused();  // the text had slashes
   return *parsed;
 }
 
@@ -216,11 +216,11 @@ struct MetricsServer::Impl {
   }
 
   std::string url(bool for_browser) const {
-    const auto endpoint = http.listener().address().tcp_endpoint();
-    const bool v6 = endpoint->host_code == Multiaddr::ip6;
-    std::string host = endpoint->host;
-    if (for_browser && http.listener().address().is_unspecified()) host = v6 ? "::1" : "127.0.0.1";
-    return "http://" + (v6 ? "[" + host + "]" : host) + ":" + std::to_string(endpoint->port) + "/";
+    const Multiaddr& bound = http.listener().address();
+    const bool v6 = bound.first_code() == Multiaddr::ip6;
+    std::string host = bound.value(bound.first_code()).value();
+    if (for_browser && bound.is_unspecified()) host = v6 ? "::1" : "127.0.0.1";
+    return "http://" + (v6 ? "[" + host + "]" : host) + ":" + bound.value(Multiaddr::tcp).value() + "/";
   }
 
   Runtime& runtime;

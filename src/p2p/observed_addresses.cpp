@@ -10,7 +10,7 @@ namespace {
 
 constexpr Duration kReportLife = 40min;  // as p2pd
 constexpr std::size_t kMaxNetworks = 64;
-constexpr std::size_t kMaxReportsOfNetwork = 2;  // one by IPv4, one by IPv6
+constexpr std::size_t kMaxReportsOfNetwork = 4;  // by IPv4 and IPv6, of two transports
 constexpr std::size_t kMaxConfirmed = 4, kMaxReached = 4, kMaxBound = 8;
 
 /// An address without its port: the host alone.
@@ -40,26 +40,27 @@ ObservedAddresses::ObservedAddresses(Self& self, Identify& identify, const Inbou
 /// listen on, where an address translator maps this port to.
 bool ObservedAddresses::of_listen_port(const transport::Connection& connection) const {
   if (!connection.outbound()) return true;
-  const auto port = connection.local_address().value(Multiaddr::tcp);
+  const Multiaddr& local = connection.local_address();
   const auto bound = inbound_.bound();
   return std::any_of(bound.begin(), bound.end(), [&](const Multiaddr& one) {
-    return one.first_code() == connection.local_address().first_code() && one.value(Multiaddr::tcp) == port;
+    return one.first_code() == local.first_code() && one.with_host_of(local) == local;
   });
 }
 
 void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr& observed) {
   const Multiaddr& observer = entry->connection->remote_address();
-  const auto endpoint = observed.tcp_endpoint();
   // Only peers outside know how it looks from there.
-  if (!inbound_.listening() || !endpoint || !is_public_host(observer) || observed.scope() != Multiaddr::Scope::public_)
+  if (!inbound_.listening() || !self_.endpoint(observed) || !is_public_host(observer) ||
+      observed.scope() != Multiaddr::Scope::public_)
     return;
   prune();
   const auto network = network_block(observer);
   if (!network || (!reports_.contains(*network) && reports_.size() >= kMaxNetworks)) return;
   auto& reports = reports_[*network];
-  std::erase_if(reports, [&](const Report& one) { return one.address.first_code() == observed.first_code(); });
+  const Multiaddr address = observed.without_peer();
+  std::erase_if(reports, [&](const Report& one) { return one.address.same_protocols(address); });
   if (reports.size() < kMaxReportsOfNetwork)
-    reports.push_back({observed.without_peer(), of_listen_port(*entry->connection), self_.runtime.now()});
+    reports.push_back({address, of_listen_port(*entry->connection), self_.runtime.now()});
 
   const auto host = outside_host();
   if (host && host_ && *host != *host_) {
@@ -126,7 +127,7 @@ std::vector<Multiaddr> ObservedAddresses::candidates() const {
 
 void ObservedAddresses::add_reached(const Multiaddr& address) {
   const auto host = most_seen_host(address.first_code());
-  if (!address.tcp_endpoint() || !host || host_of(address) != *host) return;
+  if (!self_.endpoint(address) || !host || host_of(address) != *host) return;
   add_unique(reached_, address, kMaxReached);
   announce();
 }

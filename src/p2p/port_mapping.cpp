@@ -16,18 +16,6 @@ constexpr Duration kMappingRetry = 1min;   // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
 constexpr std::size_t kMaxPorts = 4;
 
-/// The IPv4 ports that other machines may connect to; IPv6 is not translated.
-std::vector<std::uint16_t> ports_to_map(const std::vector<Multiaddr>& bound) {
-  std::set<std::uint16_t> ports;
-  for (const auto& address : bound) {
-    const auto endpoint = address.tcp_endpoint();
-    if (endpoint && endpoint->host_code == Multiaddr::ip4 && address.scope() != Multiaddr::Scope::loopback &&
-        ports.size() < kMaxPorts)
-      ports.insert(endpoint->port);
-  }
-  return {ports.begin(), ports.end()};
-}
-
 }  // namespace
 
 PortMappings::PortMappings(Self& self, const Inbound& inbound, OwnAddresses& own, PortMappers& mappers)
@@ -53,8 +41,19 @@ Gauge PortMappings::gauge(const PortMapper& mapper) const {
   return mapper.protocol() == kUpnp ? metrics_.upnp : metrics_.nat_pmp;
 }
 
+/// The ports that other machines may connect to once a router forwards them.
+std::vector<std::uint16_t> PortMappings::ports_to_map() const {
+  std::set<std::uint16_t> ports;
+  for (const auto& address : inbound_.bound()) {
+    const auto endpoint = self_.endpoint(address);
+    if (endpoint && endpoint->mappable && address.scope() != Multiaddr::Scope::loopback && ports.size() < kMaxPorts)
+      ports.insert(endpoint->port);
+  }
+  return {ports.begin(), ports.end()};
+}
+
 void PortMappings::start() {
-  auto ports = ports_to_map(inbound_.bound());
+  auto ports = ports_to_map();
   if (self_.options.nat_port_map && !ports.empty() && !mappers_.empty())
     tasks_.spawn(keep(*this, std::move(ports)), "map ports");
 }
@@ -95,10 +94,11 @@ Task<bool> PortMappings::map(PortMappings& mappings, std::uint16_t port) {
   for (PortMapper* mapper : mappings.order(port)) {
     const auto before = mappings.held_.find(port);
     const std::uint16_t wanted =
-        before == mappings.held_.end() ? port : before->second.mapping.outside.tcp_endpoint()->port;
+        before == mappings.held_.end() ? port : mappings.self_.endpoint(before->second.mapping.outside)->port;
     auto mapping = co_await mapper->map(port, wanted, kLifetime);
     // Behind two routers, the outer address of the first one leads nowhere.
-    if (mapping && (!mapping->outside.tcp_endpoint() || mapping->outside.scope() != Multiaddr::Scope::public_)) {
+    if (mapping &&
+        (!mappings.self_.endpoint(mapping->outside) || mapping->outside.scope() != Multiaddr::Scope::public_)) {
       (void)co_await mapper->unmap(*mapping);
       mapping = Error(cohive::Errc::not_found,
                       "the router's own address, " + mapping->outside.text() + ", is not a public one");

@@ -33,6 +33,7 @@ class PortMappings {
   static Task<void> keep(PortMappings& mappings, std::vector<std::uint16_t> ports);
   static Task<bool> map(PortMappings& mappings, std::uint16_t port);
   static Task<void> unmap_all(std::map<std::uint16_t, Held> held);
+  std::vector<std::uint16_t> ports_to_map() const;
   std::vector<PortMapper*> order(std::uint16_t port) const;
   void set(std::uint16_t port, std::optional<Held> held);
   Gauge gauge(const PortMapper& mapper) const;

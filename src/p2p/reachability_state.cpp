@@ -30,7 +30,7 @@ std::optional<Reachability> reachability_from_text(std::string_view text) {
   return std::nullopt;
 }
 
-ReachabilityState::ReachabilityState(Self& self, Handlers& handlers, Connectivity& ways, ConnectionTable& table,
+ReachabilityState::ReachabilityState(Self& self, Handlers& handlers, const Connectivity& ways, ConnectionTable& table,
                                      const Inbound& inbound, Identify& identify, OwnAddresses& own)
     : self_(self),
       inbound_(inbound),

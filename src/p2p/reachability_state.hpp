@@ -9,8 +9,8 @@ namespace cohive::p2p {
 
 class ReachabilityState {
  public:
-  ReachabilityState(Self& self, Handlers& handlers, Connectivity& ways, ConnectionTable& table, const Inbound& inbound,
-                    Identify& identify, OwnAddresses& own);
+  ReachabilityState(Self& self, Handlers& handlers, const Connectivity& ways, ConnectionTable& table,
+                    const Inbound& inbound, Identify& identify, OwnAddresses& own);
   ~ReachabilityState();
   /// To be called once the host listens.
   void start();

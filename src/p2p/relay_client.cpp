@@ -58,8 +58,7 @@ class PendingCircuit final : public transport::PendingConnection {
 }  // namespace
 
 RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
-                         Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own,
-                         transport::Upgrader upgrader)
+                         Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own)
     : self_(self),
       table_(table),
       book_(book),
@@ -67,7 +66,6 @@ RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table,
       routing_(routing),
       inbound_(inbound),
       own_(own),
-      upgrader_(std::move(upgrader)),
       walk_pause_(kWalkPause),
       next_walk_(self.runtime.now()),
       news_(self.runtime, "a relay"),
@@ -271,7 +269,7 @@ std::vector<Multiaddr> RelayClient::addresses_through(const ConnectionEntry& rel
   const Multiaddr& remote = relay.connection->remote_address();
   std::vector<Multiaddr> result;
   const auto add = [&](const Multiaddr& address) {
-    const bool usable = address.tcp_endpoint() && acceptable_address(address, remote.scope());
+    const bool usable = self_.endpoint(address) && acceptable_address(address, remote.scope());
     if (!usable || result.size() >= kMaxCircuitAddresses) return;
     Multiaddr circuit = circuit_through(address, id);
     if (std::find(result.begin(), result.end(), circuit) == result.end()) result.push_back(std::move(circuit));
@@ -297,7 +295,7 @@ Task<void> RelayClient::accept(transport::StreamPtr stream) {
   if (request && request->type() == proto::Stop::CONNECT && expected) {
     Multiaddr through = circuit_through(stream->remote_address(), stream->peer());
     // The id of the dialler is what the handshake proves, not what the relay says.
-    inbound_.admit(std::make_unique<PendingCircuit>(upgrader_, std::move(stream), limit_of(request->limit()),
+    inbound_.admit(std::make_unique<PendingCircuit>(self_.upgrader, std::move(stream), limit_of(request->limit()),
                                                     relay->connection->local_address(), std::move(through)));
     co_return;
   }

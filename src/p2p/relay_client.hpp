@@ -24,8 +24,7 @@ struct RelayNeed {
 class RelayClient {
  public:
   RelayClient(Self& self, Handlers& handlers, ConnectionTable& table, AddressBook& book, Dialler& dialler,
-              Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own,
-              transport::Upgrader upgrader);
+              Identify& identify, PeerRouting& routing, Inbound& inbound, OwnAddresses& own);
   ~RelayClient();
   void close() { tasks_.cancel(); }
 
@@ -65,7 +64,6 @@ class RelayClient {
   PeerRouting& routing_;
   Inbound& inbound_;
   OwnAddresses& own_;
-  transport::Upgrader upgrader_;
   RelayNeed need_;
   std::map<PeerId, Reservation> reservations_;
   std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone

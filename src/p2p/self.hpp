@@ -11,17 +11,19 @@
 namespace cohive::p2p {
 
 struct Self {
-  Self(Runtime& loop, KeyPair key, HostOptions opts)
-      : runtime(loop),
-        identity(std::move(key)),
-        id(identity.peer_id()),
-        options(std::move(opts)),
-        metrics(runtime.metrics()),
-        reputation(runtime, metrics) {}
+  /// Makes the transports, and fits the options to what they can do.
+  Self(Runtime& loop, KeyPair key, HostOptions opts, const std::vector<transport::MakeTransport>& make_transports);
+  /// See transport::Transport::endpoint.
+  std::optional<transport::Endpoint> endpoint(const Multiaddr& address) const {
+    return transport::endpoint_of(transports, address);
+  }
   Runtime& runtime;
   KeyPair identity;
   PeerId id;
   HostOptions options;
+  MemoryBudget memory;           ///< of all that peers fill
+  transport::Upgrader upgrader;  ///< of all connections of the host
+  transport::Transports transports;
   HostMetrics metrics;
   Reputation reputation;
   bool closed = false;

@@ -71,7 +71,7 @@ class Gateway {
   }
 
   Result<> unmap(const PortMapping& mapping) {
-    const std::string out = std::to_string(mapping.outside.tcp_endpoint()->port);
+    const std::string out = mapping.outside.value(Multiaddr::tcp).value();
     const int code = UPNP_DeletePortMapping(urls_.controlURL, service(), out.c_str(), "TCP", nullptr);
     if (code != UPNPCOMMAND_SUCCESS) return refused(code);
     return ok();

@@ -127,9 +127,4 @@ bool is_name(const Multiaddr& address) {
   return code == Multiaddr::dns || code == Multiaddr::dns4 || code == Multiaddr::dns6 || code == Multiaddr::dnsaddr;
 }
 
-std::optional<Multiaddr> with_unspecified_host(const Multiaddr& name) {
-  if (name.first_code() == Multiaddr::dnsaddr) return std::nullopt;
-  return name.with_host_of(Multiaddr::from_ip_tcp(name.first_code() == Multiaddr::dns6 ? "::" : "0.0.0.0", 0).value());
-}
-
 }  // namespace cohive::transport

@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
+#include "cohive/transport/resolver.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -12,11 +13,12 @@ constexpr std::size_t kMinSendBuffer = 4 * 1024;  // under a cap on upload
 constexpr double kBufferedSeconds = 0.1;
 
 /// Bytes that wait below the streams delay what is more urgent, under a cap for long.
-TransportOptions fitted(TransportOptions options, double upload) {
-  if (upload <= 0) return options;
+Upgrader fitted(const Upgrader& upgrader, double upload) {
+  if (upload <= 0) return upgrader;
+  TransportOptions options = upgrader.options();
   const auto buffered = static_cast<std::size_t>(upload * kBufferedSeconds);
   options.send_buffer = std::min(options.send_buffer, std::max(kMinSendBuffer, buffered));
-  return options;
+  return upgrader.with_options(std::move(options));
 }
 
 class PendingStream final : public PendingConnection {
@@ -66,10 +68,8 @@ class StreamTransport final : public Transport {
  public:
   StreamTransport(Network& network, Upgrader upgrader) : network_(network), upgrader_(std::move(upgrader)) {}
 
-  bool handles(const Multiaddr& address) const override {
-    const auto endpoint = address.tcp_endpoint();
-    return endpoint && (endpoint->host_code == Multiaddr::ip4 || endpoint->host_code == Multiaddr::ip6);
-  }
+  bool handles(const Multiaddr& address) const override { return stream_endpoint(address) && !is_name(address); }
+  std::optional<Endpoint> endpoint(const Multiaddr& address) const override { return stream_endpoint(address); }
 
   Task<Result<ConnectionPtr>> dial(Multiaddr address, DialOptions options) override {
     std::optional<Multiaddr> from;
@@ -88,10 +88,6 @@ class StreamTransport final : public Transport {
         std::make_unique<StreamListener>(upgrader_, std::move(*listener), bound_));
   }
 
-  std::unique_ptr<Transport> with_identity(KeyPair identity) const override {
-    return std::make_unique<StreamTransport>(network_,
-                                             Upgrader(network_.runtime(), std::move(identity), upgrader_.options()));
-  }
   BandwidthLimits limits() const override { return network_.limits(); }
   std::size_t max_connections() const override { return network_.max_connections(); }
 
@@ -131,10 +127,17 @@ class StreamTransport final : public Transport {
 
 }  // namespace
 
-std::unique_ptr<Transport> make_stream_transport(Network& network, KeyPair identity, TransportOptions options) {
-  options = fitted(std::move(options), network.limits().upload);
-  return std::make_unique<StreamTransport>(network,
-                                           Upgrader(network.runtime(), std::move(identity), std::move(options)));
+MakeTransport stream_transport(Network& network) {
+  return [&network](const Upgrader& upgrader) {
+    return std::make_unique<StreamTransport>(network, fitted(upgrader, network.limits().upload));
+  };
+}
+
+/// IPv6 addresses are not translated, so that no router need forward one.
+std::optional<Endpoint> stream_endpoint(const Multiaddr& address) {
+  const auto endpoint = address.tcp_endpoint();
+  if (!endpoint) return std::nullopt;
+  return Endpoint{.port = endpoint->port, .mappable = endpoint->host_code == Multiaddr::ip4, .punchable = true};
 }
 
 }  // namespace cohive::transport

@@ -75,6 +75,7 @@ struct Upgrader::State {
   Runtime& runtime;
   KeyPair identity;
   TransportOptions options;
+  std::optional<MemoryBudget> memory;
   // Made with the first connection that needs them.
   mutable std::shared_ptr<const NoiseIdentity> noise;
   mutable std::shared_ptr<const TlsIdentity> tls;
@@ -84,9 +85,13 @@ struct Upgrader::State {
 struct Handshakes {
   using State = Upgrader::State;
   static const State& state(const Upgrader& upgrader) { return *upgrader.state_; }
-  /// Shared by all connections of a transport.
-  static std::shared_ptr<const TransportOptions> options(const Upgrader& upgrader) {
-    return {upgrader.state_, &upgrader.state_->options};
+  static ConnectionPtr multiplexed(const Upgrader& upgrader, std::unique_ptr<SecureChannel> channel, Role role,
+                                   const PeerId& peer, std::string_view security) {
+    const auto& state = upgrader.state_;
+    auto account = state->memory ? state->memory->account(peer, channel->raw().remote_address()) : nullptr;
+    std::shared_ptr<const TransportOptions> options(state, &state->options);  // shared by all connections
+    return std::make_unique<YamuxConnection>(state->runtime, std::move(channel), role, peer, security,
+                                             std::move(options), std::move(account));
   }
 
   static Task<Result<std::string>> choose_security(const State& state, RawStream& stream, Role role,
@@ -167,9 +172,14 @@ struct Handshakes {
   }
 };
 
-Upgrader::Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options)
-    : state_(std::make_shared<State>(State{runtime, std::move(identity), std::move(options), {}, {}})) {}
+Upgrader::Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options, std::optional<MemoryBudget> memory)
+    : state_(
+          std::make_shared<State>(State{runtime, std::move(identity), std::move(options), std::move(memory), {}, {}})) {
+}
 
+Upgrader Upgrader::with_options(TransportOptions options) const {
+  return {state_->runtime, state_->identity, std::move(options), state_->memory};
+}
 const KeyPair& Upgrader::identity() const noexcept {
   return state_->identity;
 }
@@ -181,8 +191,7 @@ ConnectionPtr multiplex(const Upgrader& upgrader, std::unique_ptr<RawConnection>
                         std::string_view security) {
   const auto& state = Handshakes::state(upgrader);
   auto channel = std::make_unique<NoiseChannel>(state.runtime, std::move(raw), std::nullopt, Bytes());
-  return std::make_unique<YamuxConnection>(state.runtime, std::move(channel), role, peer, security,
-                                           Handshakes::options(upgrader));
+  return Handshakes::multiplexed(upgrader, std::move(channel), role, peer, security);
 }
 
 Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnection> raw, Role role,
@@ -199,9 +208,8 @@ Task<Result<ConnectionPtr>> upgrade(Upgrader upgrader, std::unique_ptr<RawConnec
     if (auto chosen = co_await Handshakes::choose_muxer(state, *secured, deadline); !chosen)
       co_return chosen.error().with_context(address);
   state.runtime.local<TransportMetrics>().handshake_seconds.observe(to_seconds(state.runtime.now() - begin));
-  co_return ConnectionPtr(std::make_unique<YamuxConnection>(state.runtime, std::move(secured->channel), secured->role,
-                                                            secured->remote_key.peer_id(), secured->security,
-                                                            Handshakes::options(upgrader)));
+  co_return Handshakes::multiplexed(upgrader, std::move(secured->channel), secured->role, secured->remote_key.peer_id(),
+                                    secured->security);
 }
 
 }  // namespace cohive::transport

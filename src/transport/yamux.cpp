@@ -37,14 +37,15 @@ std::uint64_t for_streams(std::uint64_t carried, std::uint64_t taken) {
 
 YamuxConnection::YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role,
                                  const PeerId& peer, std::string_view security,
-                                 std::shared_ptr<const TransportOptions> options)
+                                 std::shared_ptr<const TransportOptions> options,
+                                 std::shared_ptr<const MemoryBudget::Account> account)
     : runtime_(runtime),
       channel_(std::move(channel)),
       role_(role),
       peer_(peer),
       security_(security),
       options_(std::move(options)),
-      account_(options_->memory ? options_->memory->account(peer, channel_->raw().remote_address()) : nullptr),
+      account_(std::move(account)),
       next_id_(role == Role::initiator ? 1 : 2),
       acceptable_(runtime, "inbound stream"),
       writable_(runtime, "connection output"),

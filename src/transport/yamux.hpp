@@ -102,8 +102,10 @@ struct YamuxStreamState {
 class YamuxConnection final : public Connection {
  public:
   /// \param security  a constant of the program
+  /// \param account   of received bytes that no reader has taken; null: they are not counted
   YamuxConnection(Runtime& runtime, std::unique_ptr<SecureChannel> channel, Role role, const PeerId& peer,
-                  std::string_view security, std::shared_ptr<const TransportOptions> options);
+                  std::string_view security, std::shared_ptr<const TransportOptions> options,
+                  std::shared_ptr<const MemoryBudget::Account> account = nullptr);
   ~YamuxConnection() override;
 
   Result<StreamPtr> open_stream() override;

@@ -189,6 +189,13 @@ TEST(MultiaddrTest, KnowsWhatTcpCanDial) {
   }
 }
 
+TEST(MultiaddrTest, TellsOthersOfTheSameProtocols) {
+  const Multiaddr address = parse("/ip4/1.2.3.4/tcp/1");
+  EXPECT_TRUE(address.same_protocols(parse("/ip4/5.6.7.8/tcp/2")));
+  for (const char* other : {"/ip6/::1/tcp/1", "/ip4/1.2.3.4/udp/1", "/ip4/1.2.3.4", "/ip4/1.2.3.4/tcp/1/ws", "/tcp/1"})
+    EXPECT_FALSE(address.same_protocols(parse(other))) << other;
+}
+
 TEST(MultiaddrTest, IsMadeFromANumericHostOnly) {
   EXPECT_EQ(Multiaddr::from_ip_tcp("1.2.3.4", 80)->text(), "/ip4/1.2.3.4/tcp/80");
   EXPECT_EQ(Multiaddr::from_ip_tcp("::1", 0)->text(), "/ip6/::1/tcp/0");

@@ -5,6 +5,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/metrics.hpp"
 #include "cohive/transport/errors.hpp"
+#include "cohive/transport/stream_transport.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
@@ -501,9 +502,10 @@ struct Names : Connections {
     machines.push_back(swarm.fabric().add_machine());
     network = std::make_unique<NotingNetwork>(*machines.back());
     Connectivity ways;
-    ways.transports.push_back(transport::make_stream_transport(*network, nobody(1000), {.plaintext = true}));
+    ways.transports.push_back(transport::stream_transport(*network));
     ways.resolver = std::make_unique<FewNames>(std::move(names));
-    host = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000));
+    host = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000),
+                                  HostOptions{.transport = {.plaintext = true}});
     host->start().value();
     return *host;
   }

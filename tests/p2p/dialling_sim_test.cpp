@@ -4,6 +4,7 @@
 
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
+#include "cohive/transport/stream_transport.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
@@ -108,12 +109,15 @@ struct OtherTransports : Dialling {
     machine_ = swarm.fabric().add_machine("8.8.8.8", "2600:1::1");
     network = std::make_unique<NotingNetwork>(*machine_);
     Connectivity ways;
-    ways.transports.push_back(transport::make_stream_transport(*network, nobody(1000), {.plaintext = true}));
-    auto other = std::make_unique<Circuits>(swarm.runtime());
-    circuits = other.get();
-    ways.transports.push_back(std::move(other));
+    ways.transports.push_back(transport::stream_transport(*network));
+    ways.transports.push_back([this](const transport::Upgrader&) {
+      auto made = std::make_unique<Circuits>(swarm.runtime());
+      circuits = made.get();
+      return made;
+    });
     ways.resolver = std::make_unique<FewNames>(std::move(names));
-    host_ = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000));
+    host_ = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000),
+                                   HostOptions{.transport = {.plaintext = true}});
     host_->start().value();
     return *host_;
   }

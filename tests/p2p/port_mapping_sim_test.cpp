@@ -5,6 +5,7 @@
 #include "cohive/core/metrics.hpp"
 #include "cohive/p2p/metrics.hpp"
 #include "cohive/p2p/port_mapper.hpp"
+#include "cohive/transport/stream_transport.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
@@ -64,7 +65,7 @@ class PortMappingTest : public testing::Test {
     if (listening && options.listen.empty()) options.listen = {parsed("/ip4/192.168.1.5/tcp/4001")};
     options.transport.plaintext = true;
     Connectivity ways;
-    ways.transports.push_back(transport::make_stream_transport(*machine_, nobody(1), options.transport));
+    ways.transports.push_back(transport::stream_transport(*machine_));
     ways.resolver = transport::make_resolver(swarm.runtime());
     if (first) ways.port_mappers.push_back(std::make_unique<FakeMapper>(swarm.runtime(), *first, kNatPmp));
     ways.port_mappers.push_back(std::make_unique<FakeMapper>(swarm.runtime(), router, kUpnp));

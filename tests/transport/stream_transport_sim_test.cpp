@@ -32,8 +32,8 @@ class StreamTransport : public ::testing::Test {
  protected:
   /// Two transports with these options; the second one listens.
   void set_up(TransportOptions ours, TransportOptions theirs) {
-    ours_ = make_stream_transport(*near_, key_of(1), std::move(ours));
-    theirs_ = make_stream_transport(*far_, key_of(2), std::move(theirs));
+    ours_ = stream_transport(*near_)(Upgrader(runtime_, key_of(1), std::move(ours)));
+    theirs_ = stream_transport(*far_)(Upgrader(runtime_, key_of(2), std::move(theirs)));
     listener_ = theirs_->listen(address("/ip4/0.0.0.0/tcp/4001")).value();
     accepting_.spawn(accept_all(*listener_, accepted_));
   }
@@ -87,6 +87,19 @@ TEST_F(StreamTransport, HandlesNumericTcpAddressesAlone) {
       address("/ip4/1.2.3.4/tcp/1").with_peer(key_of(1).peer_id()).encapsulate(address("/p2p-circuit"))));
 }
 
+TEST_F(StreamTransport, SaysWhatAnAddressOffers) {
+  set_up({}, {});
+  const auto ip4 = ours_->endpoint(address("/ip4/1.2.3.4/tcp/1")), ip6 = ours_->endpoint(address("/ip6/2600::1/tcp/2"));
+  ASSERT_TRUE(ip4 && ip6);
+  EXPECT_EQ(ip4->port, 1);
+  EXPECT_EQ(ip6->port, 2);
+  EXPECT_TRUE(ip4->mappable && ip4->punchable && ip6->punchable);
+  EXPECT_FALSE(ip6->mappable) << "IPv6 is not translated";
+  EXPECT_TRUE(ours_->endpoint(address("/dns4/a.example/tcp/1"))) << "once it is resolved";
+  for (const char* other : {"/ip4/1.2.3.4/udp/1/quic-v1", "/ip4/1.2.3.4/tcp/1/ws", "/dnsaddr/a", "/ip4/1.2.3.4"})
+    EXPECT_FALSE(ours_->endpoint(address(other))) << other;
+}
+
 TEST_F(StreamTransport, DialsFromThePortThatItListensOnUnlessToldOtherwise) {
   set_up({.plaintext = true}, {.plaintext = true});
   const auto ours = ours_->listen(address("/ip4/0.0.0.0/tcp/4001")).value();
@@ -104,7 +117,7 @@ TEST_F(StreamTransport, DialsFromThePortThatItListensOnUnlessToldOtherwise) {
 TEST_F(StreamTransport, UnderAnotherIdentityItDialsAsAStranger) {
   set_up({.plaintext = true}, {.plaintext = true});
   const auto ours = ours_->listen(address("/ip4/0.0.0.0/tcp/4001")).value();
-  ours_ = ours_->with_identity(key_of(7));
+  ours_ = stream_transport(*near_)(Upgrader(runtime_, key_of(7), {.plaintext = true}));
   ASSERT_TRUE(dial());
   EXPECT_EQ(accepted_.at(0).value()->peer(), key_of(7).peer_id());
   EXPECT_NE(*accepted_.at(0).value()->remote_address().value(Multiaddr::tcp), "4001");
@@ -137,7 +150,7 @@ Task<void> begin_too(Listener& listener, Runtime& runtime, std::vector<Multiaddr
 }
 
 TEST_F(StreamTransport, AConnectionThatBothSidesBeganIsDialledOnceMoreFromAnotherPort) {
-  ours_ = make_stream_transport(*near_, key_of(1));
+  ours_ = stream_transport(*near_)(Upgrader(runtime_, key_of(1)));
   const auto ours = ours_->listen(address("/ip4/0.0.0.0/tcp/4001")).value();
   const auto raw = far_->listen(address("/ip4/0.0.0.0/tcp/4001")).value();
   std::vector<Multiaddr> from;

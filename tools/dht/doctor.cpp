@@ -237,7 +237,7 @@ class Doctor {
   Task<Result<transport::ConnectionPtr>> shake_hands(Multiaddr address, std::optional<PeerId> expected) {
     auto raw = co_await network_.dial(address, runtime_.after(kConnecting));
     if (!raw) co_return raw.error();
-    transport::Upgrader upgrader(runtime_, host_.identity(), host_.options().transport);
+    transport::Upgrader upgrader(runtime_, host_.identity(), host_.options().transport, host_.memory());
     co_return co_await transport::upgrade(std::move(upgrader), std::move(*raw), transport::Role::initiator, expected);
   }
 

@@ -73,6 +73,8 @@ class Multiaddr {
   std::vector<Component> components() const;
   /// Returns the code of the first component; 0 when there is none.
   std::uint32_t first_code() const;
+  /// Tells whether both have the same protocols in the same order, so that only values differ.
+  bool same_protocols(const Multiaddr& other) const;
   /// Tells whether any component has this code.
   bool has(std::uint32_t code) const;
   /// Value of the first component with this code, as text ("127.0.0.1", "4001", "12D3Koo...").

@@ -20,7 +20,7 @@
 #include "cohive/p2p/reputation.hpp"
 #include "cohive/transport/resolver.hpp"
 #include "cohive/transport/stream.hpp"
-#include "cohive/transport/stream_transport.hpp"
+#include "cohive/transport/upgrade.hpp"
 
 namespace cohive::p2p {
 
@@ -32,7 +32,7 @@ struct HostOptions {
   std::vector<Multiaddr> announce;
   bool routing_server = true;             ///< serve Kademlia peer routing (false for client-mode peers)
   std::string agent = "cohive/0.1";       ///< what identify tells other peers about this program
-  transport::TransportOptions transport;  ///< of the transport that a host makes for a network
+  transport::TransportOptions transport;  ///< of all connections
   Duration dial_timeout = 15s;            ///< one address
   Duration connect_timeout = 60s;         ///< one peer, all addresses
   Duration negotiation_timeout = 10s;     ///< protocol of one stream
@@ -116,7 +116,8 @@ using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 /// What a host reaches peers through.
 struct Connectivity {
-  transport::Transports transports;  ///< under the host's identity; the first one that handles an address dials it
+  /// What makes the host's transports, of which the first that handles an address dials it.
+  std::vector<transport::MakeTransport> transports;
   std::unique_ptr<transport::Resolver> resolver;  ///< looks names of addresses up (DNS)
   PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
 };
@@ -124,9 +125,9 @@ struct Connectivity {
 /// A peer: it has a key, listens, dials, and opens streams of protocols to other peers. Loop thread only.
 class Host {
  public:
-  /// A host that reaches peers over `network` alone, which must outlive it, with transport options as in `options`.
+  /// A host that reaches peers over `network` alone, which must outlive it.
   Host(transport::Network& network, KeyPair identity, HostOptions options = {});
-  /// A host that reaches peers by these transports.
+  /// A host that reaches peers by these transports. What peers fill of them counts against the host's memory budget.
   Host(Runtime& runtime, Connectivity connectivity, KeyPair identity, HostOptions options = {});
   /// Closes everything at once.
   ~Host();
@@ -161,7 +162,8 @@ class Host {
   std::vector<HeldReservation> relays() const;
   /// Returns the bytes that all connections have carried.
   Traffic traffic() const;
-  /// What peers may fill of our memory: services charge what they keep for a peer.
+  /// What peers may fill of our memory. Connections charge bytes that were received and not yet read, services charge
+  /// what they keep for a peer.
   MemoryBudget& memory() const noexcept;
   /// What peers did to it: services report what honest ones hardly do.
   Reputation& reputation() const noexcept;

@@ -24,8 +24,5 @@ std::unique_ptr<Resolver> make_resolver(Runtime& runtime);
 
 /// Returns whether an address begins with a name.
 bool is_name(const Multiaddr& address);
-/// Returns the address with its name replaced by an address of no host, to ask a transport whether it would handle what
-/// the name leads to. nullopt for dnsaddr, which may lead anywhere.
-std::optional<Multiaddr> with_unspecified_host(const Multiaddr& name);
 
 }  // namespace cohive::transport

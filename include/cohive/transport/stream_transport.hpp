@@ -9,8 +9,11 @@
 
 namespace cohive::transport {
 
-/// Handles numeric TCP addresses, of IPv4 and IPv6. Under a cap on upload, less is queued below the streams than
-/// `options` allow. `network` must outlive the transport.
-std::unique_ptr<Transport> make_stream_transport(Network& network, KeyPair identity, TransportOptions options = {});
+/// Makes transports over `network`, which must outlive them. They handle numeric TCP addresses, of IPv4 and IPv6. Under
+/// a cap on upload, less is queued below the streams than the options of their upgraders allow.
+MakeTransport stream_transport(Network& network);
+
+/// What they answer to Transport::endpoint, for when there is none yet.
+std::optional<Endpoint> stream_endpoint(const Multiaddr& address);
 
 }  // namespace cohive::transport

@@ -1,14 +1,14 @@
 /// \file
 /// The transport seam: from an address to a secured, multiplexed connection. TCP is one implementation
-/// (stream_transport.hpp), a circuit through a relay another one. Loop thread only.
+/// (stream_transport.hpp), a circuit through a relay another one. A host has a list of them. Loop thread only.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "cohive/core/keys.hpp"
 #include "cohive/transport/network.hpp"
 #include "cohive/transport/stream.hpp"
 
@@ -56,19 +56,26 @@ struct DialOptions {
   Role role = Role::initiator;  ///< in the handshakes: when both sides dial at once, one of them must respond
 };
 
+/// What a transport says of an address that leads straight to a port of a machine.
+struct Endpoint {
+  std::uint16_t port = 0;  ///< 0 where to listen: any
+  bool mappable = false;   ///< a router forwards the TCP port of this number when it is asked to
+  bool punchable = false;  ///< two peers that dial each other at once get through their address translators
+};
+
 /// A way to reach peers at one kind of address.
 class Transport {
  public:
   virtual ~Transport() = default;
   /// Returns whether dial() and listen() know this kind of address. Names are resolved before (resolver.hpp).
   virtual bool handles(const Multiaddr& address) const = 0;
+  /// Reads an address of the kind that this transport dials directly, with the IP address of a machine or a name in
+  /// place of one; nullopt for all other addresses, and for all of a transport that has no such kind.
+  virtual std::optional<Endpoint> endpoint(const Multiaddr& /*address*/) const { return std::nullopt; }
   /// Dials one address (a trailing /p2p is ignored) and runs the handshakes. Errors name the stage and the address.
   virtual Task<Result<ConnectionPtr>> dial(Multiaddr address, DialOptions options) = 0;
   /// Binds at once; a port in use or a foreign address is an error that names the address.
   virtual Result<std::unique_ptr<ConnectionListener>> listen(const Multiaddr& address) = 0;
-  /// Returns the same transport under another identity, to dial only: a peer that does not know us yet can tell whether
-  /// an address is open to everyone. Null when this transport has no use for it.
-  virtual std::unique_ptr<Transport> with_identity(KeyPair /*identity*/) const { return nullptr; }
   /// The caps of the network below.
   virtual BandwidthLimits limits() const { return {}; }
   /// How many connections the machine lets this process have, counted over all that use them.
@@ -77,5 +84,16 @@ class Transport {
 
 /// Transports, of which the first that handles an address dials it.
 using Transports = std::vector<std::unique_ptr<Transport>>;
+
+/// Returns the first transport that handles an address; null when none does.
+Transport* transport_for(const Transports& transports, const Multiaddr& address);
+
+/// Reads an address by the first transport that knows how: Transport::endpoint.
+std::optional<Endpoint> endpoint_of(const Transports& transports, const Multiaddr& address);
+
+class Upgrader;
+/// Makes a transport under an identity. A host calls it for itself, and once more under an identity that no peer knows,
+/// to tell other peers whether their addresses are open to everyone.
+using MakeTransport = std::function<std::unique_ptr<Transport>(const Upgrader& upgrader)>;
 
 }  // namespace cohive::transport

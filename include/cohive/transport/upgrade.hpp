@@ -41,15 +41,18 @@ struct TransportOptions {
   std::size_t max_buffered = 64 * 1024 * 1024;  ///< received, not yet read bytes per connection; windows grow
                                                 ///< by half of it at most, and a stream that would exceed it is reset
   std::size_t send_buffer = 256 * 1024;         ///< encrypted, not yet written bytes; writers wait above it
-  std::shared_ptr<MemoryBudget> memory;         ///< of received bytes that no reader has taken; null: not counted
 };
 
-/// An identity prepared for handshakes: what is signed with it is signed once, not for each connection. Immutable,
+/// What connections of one identity share. What is signed with it is signed once, not for each connection. Immutable,
 /// cheap to copy. `runtime` must outlive it.
 class Upgrader {
  public:
   /// Makes one for connections under an identity.
-  Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options = {});
+  /// \param memory  what received bytes that no reader has taken are charged to; nullopt: they are not counted
+  Upgrader(Runtime& runtime, KeyPair identity, TransportOptions options = {},
+           std::optional<MemoryBudget> memory = std::nullopt);
+  /// Returns the same under other options.
+  Upgrader with_options(TransportOptions options) const;
   /// Returns the identity of the constructor.
   const KeyPair& identity() const noexcept;
   /// Returns the options of the constructor.

@@ -12,6 +12,7 @@ namespace {
 constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed download
 constexpr std::uint64_t kRoundsToFollow = 3;              // of the state, before another download is tried
+constexpr double kSlowShare = 0.25;   // of an epoch, for a download
 constexpr int kMostTries = 3;         // to join a run whose state nobody shares; it may have ended a moment ago
 constexpr int kMostFruitless = 5;     // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
@@ -74,8 +75,11 @@ Task<bool> CatchingUp::catch_up_if_behind() {
 Task<bool> CatchingUp::catch_up() {
   run_.wait_clock.turn_to(Wait::download);
   const RunRounds::Suspended suspended(rounds_);
-  co_await rounds_.abandon();
-  const bool loaded = (co_await load_state()).has_value();
+  bool loaded = co_await follow_this_round();
+  if (!loaded) {
+    co_await rounds_.abandon();
+    loaded = (co_await load_state()).has_value();
+  }
   co_await epochs_.drop_batches();
   if (!run_.ended) loaded ? run_.tracker.begin_anew(run_.counts.epoch()) : run_.tracker.report(run_.counts.epoch(), 0);
   if (loaded && !out_of_sync(run_.tracker.snapshot())) {
@@ -240,10 +244,12 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
 
 Task<Result<>> CatchingUp::load_state() {
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
+  const TimePoint began = run_.runtime.now();
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)
     downloaded = std::move(*proof_);
   else
     downloaded = co_await download();
+  if (!proof_ && downloaded) downloading_ = run_.runtime.now() - began;
   proof_.reset();
   if (!downloaded) {
     run_.history.download_failed(downloaded.error());
@@ -302,6 +308,30 @@ Task<void> CatchingUp::follow_the_run() {
   const Deadline end = run_.runtime.after(run_.options.load_state_timeout);
   while (!run_.ended && run_.tracker.snapshot().epoch <= last && run_.runtime.now() < end.at())
     if (co_await follow_round()) break;
+}
+
+/// Who has missed only the group of the last gradients is with the others again after the round of the parameters that
+/// follows them. Where a download takes as long as an epoch, it would miss the next group, too, and so on.
+Task<bool> CatchingUp::follow_this_round() {
+  Scheduled* const parameters = run_.of_parameters();
+  const std::uint64_t next = run_.counts.epoch() + 1;
+  const GlobalProgress global = run_.tracker.snapshot();
+  const std::uint64_t averaged = run_.counts.stats().grad_rounds;
+  if (std::exchange(averaged_, averaged) != averaged) followed_ = 0;
+  if (!parameters || !run_.of_step() || proof_ || run_.ended || followed_ >= kRoundsToFollow || global.expected < 2 ||
+      global.epoch > next || !parameters->exchange().due(next) || !downloads_are_slow(global))
+    co_return false;
+  ++followed_;
+  if (!parameters->round()) rounds_.begin(*parameters, next, global.expected, run_.options.averaging_timeout);
+  const Search search{.epoch = next, .patience = run_.options.matchmaking_time};
+  co_return co_await take_epoch_of(
+      co_await rounds_.exchange(*parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
+}
+
+/// Tells whether a good part of an epoch passes until a state has come.
+bool CatchingUp::downloads_are_slow(const GlobalProgress& global) const {
+  const double epoch = static_cast<double>(run_.options.target_batch_size) / std::max(global.samples_per_second, 1e-9);
+  return downloading_ == Duration::zero() || to_seconds(downloading_) > epoch * kSlowShare;
 }
 
 /// Takes part in the next round of the parameters with weight 0, which makes ours those of its members.

@@ -62,6 +62,8 @@ class CatchingUp {
   Task<Result<>> load_state();
   Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
+  Task<bool> follow_this_round();
+  bool downloads_are_slow(const GlobalProgress& global) const;
   Task<void> follow_the_run();
   Task<bool> follow_round();
   static Task<void> prove_claims(CatchingUp& self);
@@ -73,6 +75,9 @@ class CatchingUp {
   bool founder_ = true;                              // the state is the one that this peer began with
   std::uint64_t began_at_ = 0;                       // the epoch in which it had joined
   int fruitless_ = 0;                                // downloads in a row
+  Duration downloading_{};                           // how long the last one took
+  std::uint64_t followed_ = 0;                       // rounds since gradients were averaged
+  std::uint64_t averaged_ = 0;                       // rounds of gradients, when it was last looked
   Duration retry_;                                   // of a failed download
   std::vector<PeerId> useless_donors_;               // whose last state was not taken
   std::optional<averaging::DownloadedState> proof_;  // of an epoch that others claimed

@@ -138,6 +138,24 @@ INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
                                            SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
+/// A download takes as long as the gradients of an epoch: who came a moment too late for its group used to download
+/// again, and to be late again. The round of the parameters is not over by then.
+TEST(Joining, ANewcomerOnAThinLineIsInSoon) {
+  for (const std::uint64_t seed : {1, 3, 7, 9, 19}) {
+    SCOPED_TRACE(seed);
+    TrainingSwarm swarm(100'000, seed);
+    swarm.net.set_limits({1e6, 0});
+    for (int i = 0; i < 3; ++i) swarm.add({.value = 5});
+    ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[2]->rounds >= 3; }));
+    swarm.pass(60s + seed * 170ms);
+    auto& newcomer = swarm.add({.value = 1});
+    EXPECT_TRUE(swarm.wait_for(60s, [&] { return newcomer.rounds >= 3; })) << newcomer.rounds;
+    EXPECT_LE(newcomer.run->stats().state_downloads, 5u);
+    EXPECT_EQ(newcomer.value(), 5);
+    EXPECT_EQ(swarm.offences(), 0);
+  }
+}
+
 TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
   TrainingSwarm swarm;
   for (int i = 0; i < 3; ++i) swarm.add({.value = 5});

@@ -328,10 +328,10 @@ Task<bool> CatchingUp::follow_this_round() {
       co_await rounds_.exchange(*parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
 }
 
-/// Tells whether a good part of an epoch passes until a state has come.
+/// Tells whether a good part of an epoch passed until the last state had come.
 bool CatchingUp::downloads_are_slow(const GlobalProgress& global) const {
   const double epoch = static_cast<double>(run_.options.target_batch_size) / std::max(global.samples_per_second, 1e-9);
-  return downloading_ == Duration::zero() || to_seconds(downloading_) > epoch * kSlowShare;
+  return to_seconds(downloading_) > epoch * kSlowShare;
 }
 
 /// Takes part in the next round of the parameters with weight 0, which makes ours those of its members.

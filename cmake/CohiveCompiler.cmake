@@ -30,7 +30,7 @@ target_compile_options(cohive_flags INTERFACE -Wall -Wextra
 option(COHIVE_HARDEN "build with stack protector, checked C functions, control-flow protection, full RELRO and PIE" ON)
 if(COHIVE_HARDEN AND NOT COHIVE_SANITIZE AND NOT COHIVE_FUZZ)
   target_compile_options(cohive_flags INTERFACE -fstack-protector-strong
-    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>
+    $<$<AND:$<NOT:$<CONFIG:Debug>>,$<NOT:$<BOOL:$<TARGET_PROPERTY:COHIVE_UNOPTIMISED>>>,$<COMPILE_LANGUAGE:CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>
     $<$<BOOL:${COHIVE_CF_PROTECTION}>:-fcf-protection=full>)
   include(CheckPIESupported)
   check_pie_supported(LANGUAGES CXX)

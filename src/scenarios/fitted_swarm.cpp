@@ -5,6 +5,11 @@
 #include "cohive/testing/cheap_keys.hpp"
 
 namespace cohive::sim {
+namespace {
+
+constexpr int kLongestJoin = 1000;  // times ten seconds
+
+}  // namespace
 
 FittedSwarm::FittedSwarm(std::size_t parameters, std::uint64_t seed)
     : net({.seed = seed, .latency = 25ms}), parameters_(static_cast<std::uint32_t>(parameters)) {
@@ -53,7 +58,6 @@ void FittedSwarm::end(Trainer& trainer) {
 
 Task<void> FittedSwarm::train(Runtime& runtime, Trainer& me) {
   (void)co_await me.run->catch_up();
-  me.began = runtime.now();
   for (;;) {
     co_await runtime.sleep_for(me.step);
     me.computing += to_seconds(me.step);
@@ -77,6 +81,10 @@ FittedRun run_fitted(Line line, std::size_t trainers, std::size_t parameters, Du
                      Duration then) {
   FittedSwarm swarm(parameters);
   for (std::size_t i = 0; i < trainers; ++i) swarm.add(line, step);
+  const auto all_train = [&swarm] {
+    return std::ranges::all_of(swarm.trainers, [](const auto& trainer) { return trainer->steps > 0; });
+  };
+  for (int tries = 0; tries < kLongestJoin && !all_train(); ++tries) swarm.net.pass(10s);
   FittedRun report;
   report.first_computing = swarm.computing(first);
   const auto& one = *swarm.trainers.front();

@@ -31,7 +31,6 @@ class FittedSwarm {
     std::uint64_t steps = 0;  ///< local ones
     std::size_t rounds = 0;   ///< with others
     double computing = 0;     ///< seconds
-    TimePoint began{};        ///< to train
     double samples_of_round() const { return run->stats().target_samples; }
   };
 
@@ -64,7 +63,7 @@ struct FittedRun {
   double steps = 0;            ///< local ones of a round, on average
   std::string told;            ///< by the trainers, of their rounds, last
 };
-/// Runs `trainers` alike for so long, after `first` minutes in which they agree.
+/// Runs `trainers` alike: until all have downloaded the state, for `first`, in which they agree, and for `then`.
 FittedRun run_fitted(Line line, std::size_t trainers, std::size_t parameters, Duration step, Duration first,
                      Duration then);
 

@@ -338,6 +338,7 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
                       "--lr-gamma",
                       "--lr-least",
                       "--average-opt-statistics",
+                      "--adamw-learning-rate",
                       "--python-scheduler",
                       "--python-torch",
                       "--until",

@@ -66,7 +66,7 @@ struct RunOptions {
   std::optional<OuterOptimizer> outer_optimizer = std::nullopt;
   /// With outer_optimizer: how long a round is follows the links of the trainers, which agree on it, so that they wait
   /// for it as little as they can: 10 to 500 local steps of each. target_batch_size is not looked at, the first rounds
-  /// are 100 batches of the first trainer. Where unset, allreduce_timeout is ten minutes at least then, and
+  /// are 500 batches of the first trainer. Where unset, allreduce_timeout is ten minutes at least then, and
   /// next_chunk_timeout half a minute.
   bool fit_target_batch_size = false;
   /// With outer_optimizer: the trainers agree on whether differences travel as they are or, where that takes longer

@@ -19,6 +19,7 @@ constexpr double kShareWaited = 0.04;    // of the time, where trainers wait for
 constexpr double kMostWaited = 0.05;     // beyond which the reason is told
 constexpr double kRoundsOfDownload = 2;  // after which its state is too old
 constexpr double kNear = 1.25;           // what differs by less is the same
+constexpr double kTold = 1.5;            // times that rounds become longer or shorter before that is told
 constexpr double kMostChange = 4;        // from one round to the next
 constexpr double kBackToMoreBits = 0.7;  // of the time that few bits would begin at: no change there and back
 constexpr std::size_t kRounds = 3;       // of which the middle one counts
@@ -237,10 +238,12 @@ void LinkFit::tell(const SeenRound& seen, double target_then) {
   const bool hidden = waiting <= kMostWaited;
   const bool settled =
       wish_.few_bits == few_bits_ && wish_.target < target() * kNear && wish_.target > target() / kNear;
-  const bool near = steps < told_steps_ * kNear && steps > told_steps_ / kNear;
+  const bool near = steps < told_steps_ * kTold && steps > told_steps_ / kTold;
   const bool same = near && told_few_ == few_bits_ && told_hidden_ == hidden;
   unsettled_ = settled ? 0 : unsettled_ + 1;
-  if ((same && !told_.empty()) || (unsettled_ > 0 && unsettled_ < kRounds)) return;
+  untold_ = same ? 0 : untold_ + 1;
+  const bool lasts = untold_ >= kRounds || (told_.empty() && settled) || unsettled_ == kRounds;
+  if (same || !lasts) return;
   told_steps_ = steps, told_few_ = few_bits_, told_hidden_ = hidden;
   const std::string codec = name_of(few_bits_ && !refused_ ? agreed_ : ordinary_);
   told_ = log::format("H = {:.0f}, {} both ways: {:.1f} s of exchange {} {:.0f} s of training", steps, codec, behind,

@@ -107,6 +107,7 @@ class LinkFit {
   std::deque<Seen> seen_;  // of the last rounds
   std::string told_;
   double told_steps_ = 0;
+  std::size_t untold_ = 0;     // rounds since what was told is not true any more
   std::size_t unsettled_ = 0;  // rounds since this peer has had the ones that it wishes
   bool told_few_ = false, told_hidden_ = false;
 };

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say, seeds_of
 
-LOCAL = ["--local-steps"]
+LOCAL = ["--local-steps", "--no-fit-my-link"]
 CASES = {  # local steps of a round, and flags
     "gradients in every step": (1, SYNCHRONOUS),
     "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),

@@ -91,13 +91,15 @@ int main(int argc, char** argv) {
   using namespace cohive;
   bench::Settings settings;
   log::Options log_options{log::Level::warn, log::Format::text};
-  OwnOptions of_dht, of_training, of_faults, of_adversaries;
+  OwnOptions of_dht, of_training, of_lines, of_faults, of_adversaries;
+  of_lines.minutes = 40;
   CLI::App app("Measures transport, DHT, all-reduce, codecs, optimizers and memory; prints JSON.", "cohive-bench");
   app.require_subcommand(1);
   app.fallthrough();
   tools::in_seconds(app.add_option("--seconds", settings.seconds, "duration of each measurement (default 3)"), 0.1,
                     3600);
-  app.add_option("--peers", settings.peers, "of dht and allreduce (default 4)")->transform(tools::whole(1, 1000));
+  app.add_option("--peers", settings.peers, "of dht, allreduce and fitted-links (default 4)")
+      ->transform(tools::whole(1, 1000));
   app.add_option("--megabytes", settings.megabytes, "of allreduce, codec and cuda (default 64)")
       ->transform(tools::whole(1, 16384));
   tools::add_log_options(app, log_options);
@@ -121,6 +123,15 @@ int main(int argc, char** argv) {
       ->transform(tools::real(0, 10));
   train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
       ->transform(tools::whole());
+  auto* fitted_links = app.add_subcommand(
+      "fitted-links",
+      "simulated local steps whose rounds follow five lines, 20/5 to 1000/1000 Mbit/s; a table on stderr");
+  fitted_links->add_option("--minutes", of_lines.minutes, "of virtual time, for each line (default 40)")
+      ->transform(tools::real(0.1, 1440));
+  fitted_links->add_option("--model", settings.model_millions, "its parameters, in millions (default 10)")
+      ->transform(tools::whole(1, 1000));
+  fitted_links->add_option("--step", settings.step_seconds, "seconds of a local step (default 0.2)")
+      ->transform(tools::real(0.001, 3600));
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");
@@ -160,6 +171,7 @@ int main(int argc, char** argv) {
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;
     if (*dht_sim) std::cout << bench::dht_sim(of_dht.in(settings)).dump() << std::endl;
     if (*train_sim) std::cout << bench::train_sim(of_training.in(settings)).dump() << std::endl;
+    if (*fitted_links) std::cout << bench::fitted_links(of_lines.in(settings)).dump() << std::endl;
     if (*allreduce) std::cout << bench::allreduce(settings).dump() << std::endl;
     if (*faults) {
       // What goes wrong here is meant to; a single run is one that somebody looks into.

@@ -133,16 +133,17 @@ int dry_run(const TrainOptions& options, Workload& workload) {
   plan["optimizer"] = options.algorithm;
   plan["learning_rate"] = options.learning_rate;
   plan["batch_size"] = options.batch;
-  plan["target_batch_size"] = run.target_batch_size;
+  const bool fitted = run.fit_target_batch_size;
+  plan["target_batch_size"] = fitted ? nlohmann::json() : nlohmann::json(run.target_batch_size);
   plan["initial_peers"] = options.swarm.initial_peers;
   const std::string text = log::format(
       "{}, {} parameters\n{}\n{} with learning rate {}; {} samples per step, {} per epoch of all peers\nrun {}, {}",
       plan["model"].get<std::string>(), plan["parameters"].get<std::int64_t>(), plan["data"].get<std::string>(),
-      options.algorithm, options.learning_rate, options.batch, run.target_batch_size, run.run_id,
+      options.algorithm, options.learning_rate, options.batch,
+      fitted ? std::string("what the links carry") : std::to_string(run.target_batch_size), run.run_id,
       peers == 0 ? std::string("a new swarm")
                  : log::format("joined through {} {}", peers, peers == 1 ? "address" : "addresses"));
-  Progress(options.json ? Output::json : Output::lines, run.target_batch_size, {})
-      .say(text, "dry_run", std::move(plan));
+  Progress(options.json ? Output::json : Output::lines, {}).say(text, "dry_run", std::move(plan));
   return 0;
 }
 

@@ -371,14 +371,17 @@ typedef struct cohive_step_report {
 
 /** Joins a run. Waits where a checkpoint is gone on from.
  *
- * Options, with the names of hivemind.Optimizer; times in seconds: run_id and target_batch_size (required),
+ * Options, with the names of hivemind.Optimizer; times in seconds: run_id and target_batch_size (required, the
+ * latter not with fit_my_link),
  * matchmaking_time, averaging_timeout, allreduce_timeout, next_chunk_timeout, load_state_timeout, shutdown_timeout,
  * delay_state_averaging, delay_optimizer_step, delay_grad_averaging, reuse_grad_buffers, use_local_updates,
  * average_state_every, auxiliary, client_mode, performance_ema_alpha, verbose, share_loss; of its tracker_opts
  * min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, expected_drift_peers and
  * expected_drift_rate; of its averager_opts request_timeout, part_size_bytes, min_group_size, sender_timeout,
  * reducer_timeout and min_vector_size. And cohive's own: outer_lr, outer_momentum, outer_nesterov and
- * outer_repair_every (steps of an outer optimizer, with use_local_updates), target_group_size, bandwidth,
+ * outer_repair_every (steps of an outer optimizer, with use_local_updates), fit_my_link (with these: the trainers agree
+ * on rounds that their links carry, on target_batch_size, grad_codecs or both, as far as they are not given),
+ * target_group_size, bandwidth,
  * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
  * library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of
@@ -435,7 +438,7 @@ COHIVE_API int32_t cohive_trainer_resume(cohive_trainer* trainer, const char* pa
 /** Shows the loss of a batch to monitors. */
 COHIVE_API int32_t cohive_trainer_loss(cohive_trainer* trainer, double loss);
 /** A msgpack map; waits for nothing: "epoch", the run as it was seen last ("global_epoch", "samples", "own_samples",
- * "samples_per_second", "peers", "clients", "eta"), and counts since the beginning: "grad_rounds",
+ * "target_batch_size", "samples_per_second", "peers", "clients", "eta"), and counts since the beginning: "grad_rounds",
  * "grad_rounds_failed", "state_rounds", "state_rounds_failed", "state_downloads", "bytes_sent", "bytes_received",
  * "seconds_synchronised". */
 COHIVE_API int32_t cohive_trainer_status(cohive_trainer* trainer, cohive_bytes* status);

@@ -132,7 +132,7 @@ class _Tracker(Progress):
         return GlobalTrainingProgress(
             seen["global_epoch"],
             int(seen["samples"]),
-            self._of.target_batch_size,
+            int(seen["target_batch_size"]),
             max(seen["peers"], 1),
             seen["clients"],
             seen["eta"],
@@ -172,7 +172,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     :param dht: a DHT that was started
     :param run_id: one name per training run
-    :param target_batch_size: samples of an epoch, of all peers together
+    :param target_batch_size: samples of an epoch, of all peers together; left out with fit_my_link
     :param batch_size_per_step: samples of a batch, where step() is not told
     :param optimizer: an optimizer of torch, or what makes one of parameters
     :param params: of the model, or groups of them; for an optimizer that is to be made
@@ -196,6 +196,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         shared then, and not averaged
     :param outer_momentum: of the outer optimizer, SGD; default: 0.9. 0.5 or less for epochs of 64 local steps or fewer
     :param outer_nesterov: whether its momentum is Nesterov's; default: it is
+    :param fit_my_link: with outer_lr: the peers agree on epochs that are long enough for their links, and on 4 bits for
+        each value where they have to, as far as target_batch_size and grad_compression are not given
     :param client_mode: this peer cannot be reached; default: that of the DHT
     :param auxiliary: help averaging without data
     :param grad_compression: of gradients on their way
@@ -224,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         *,
         dht: DHT,
         run_id: str,
-        target_batch_size: int,
+        target_batch_size: Optional[int] = None,
         batch_size_per_step: Optional[int] = None,
         optimizer: Any,
         params: Optional[Any] = None,
@@ -244,6 +246,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
         outer_nesterov: Optional[bool] = None,
+        fit_my_link: bool = False,
         client_mode: Optional[bool] = None,
         auxiliary: bool = False,
         grad_compression: Optional[CompressionBase] = None,
@@ -277,7 +280,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("if local_updates is True, provided grad_averager_factory will not be used")
         if outer_lr is not None and average_opt_statistics:
             raise ValueError("outer_lr averages no statistics of the optimizer: leave average_opt_statistics out")
-        if not isinstance(target_batch_size, int) or target_batch_size < 1:
+        if fit_my_link and outer_lr is None:
+            raise ValueError("fit_my_link is about local steps with an outer optimizer: set outer_lr, too")
+        fits_target = fit_my_link and target_batch_size is None
+        if not fits_target and (not isinstance(target_batch_size, int) or target_batch_size < 1):
             raise ValueError("target_batch_size is a number of samples, at least 1")
         self.dht, self.run_id, self.client_mode, self.auxiliary = dht, run_id, client_mode, auxiliary
         self.batch_size_per_step, self.target_batch_size = batch_size_per_step, target_batch_size
@@ -327,6 +333,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "outer_lr": outer_lr,
             "outer_momentum": outer_momentum,
             "outer_nesterov": outer_nesterov,
+            "fit_my_link": fit_my_link or None,
             "average_state_every": average_state_every,
             "auxiliary": auxiliary,
             "client_mode": client_mode,
@@ -341,6 +348,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             **self._codecs(grad_compression or NoCompression(), state_averaging_compression or NoCompression()),
             **_factory_options(grad_averager_factory),
         }
+        if fit_my_link and grad_compression is None:
+            del options["grad_codecs"]
         for given in (averager_opts or {}, tracker_opts or {}):
             options.update({name: value for name, value in given.items() if name not in _NOT_OURS})
         self._check_request_timeout(options)

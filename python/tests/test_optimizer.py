@@ -272,6 +272,7 @@ MODES = {
     "a class of the user's": dict(optimizer=functools.partial(OwnAdam, lr=0.05), delay_state_averaging=False),
     "local steps": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, delay_state_averaging=False),
     "local steps in the background": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5),
+    "local steps that fit the links": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, fit_my_link=True),
     "local steps of the user's": dict(
         use_local_updates=True, outer_lr=1.0, outer_nesterov=False, optimizer=functools.partial(OwnAdam, lr=0.05)
     ),
@@ -318,6 +319,16 @@ def test_peers_step_together(swarm, mode):
     for one in made:
         one.shutdown()
         assert not one.is_alive() and not one.tracker.is_alive() and one.local_epoch >= epochs
+
+
+def test_rounds_that_fit_the_links_begin_with_five_hundred_batches(swarm):
+    model = model_of()
+    options = dict(QUICK, optimizer=KINDS["adam"], use_local_updates=True, outer_lr=0.7, fit_my_link=True)
+    alone = Optimizer(dht=swarm(1)[0], params=[model], batch_size_per_step=4, **options)
+    model.grad = torch.ones_like(model)
+    alone.step()
+    assert alone.tracker.global_progress.target_batch_size == 500 * 4
+    alone.shutdown()
 
 
 def test_a_newcomer_takes_the_state_of_local_steps(swarm):
@@ -497,6 +508,11 @@ BAD = {
     "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
     "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
     "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),
+    "links without outer steps": (dict(use_local_updates=True, fit_my_link=True), "set outer_lr"),
+    "nothing to fit": (
+        dict(use_local_updates=True, outer_lr=0.7, fit_my_link=True, grad_compression=cohive.Uniform8BitQuantization()),
+        "nothing to fit",
+    ),
     "outer steps without local ones": (dict(outer_lr=0.7), "set use_local_updates"),
     "outer rate": (dict(use_local_updates=True, outer_lr=float("inf")), "outer_lr"),
     "outer steps and statistics": (

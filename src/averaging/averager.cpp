@@ -288,6 +288,7 @@ Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Dead
     searching.note("error", found.error().message());
     co_return found.error();
   }
+  found->uses_agreed_codecs = !state.options.uses_agreed_codecs || state.options.uses_agreed_codecs(found->members);
   const auto group = std::make_shared<const Group>(std::move(*found));
   if (searching) searching.note("group_id", to_hex(as_bytes(group->id)));
   searching.end();
@@ -386,22 +387,28 @@ Task<Result<RoundReport>> Averager::Impl::average(Round::State& state, const Wor
   const auto tensors = state.tensors ? state.tensors : own_parts();
   const double weight = options.mode == PeerMode::auxiliary ? 0 : state.weight;
   RunningRound running({dht.host(), options, metrics, base, schema, limits,
-                        [this](const PeerId& member) { return finder->timeout_for(member); }},
+                        [this, least = state.limits.least](const PeerId& member) {
+                          auto patience = finder->timeout_for(member);
+                          if (patience) patience = std::max(*patience, least);
+                          return patience;
+                        }},
                        work, {weight, options.averaging_alpha}, *tensors, entry);
   Nursery watching(runtime, "all-reduce watch");
-  if (options.bandwidth.is_measured()) watching.spawn(LinkMeter::watch(meter), "link meter");
+  if (options.bandwidth.is_measured() || options.measures_link) watching.spawn(LinkMeter::watch(meter), "link meter");
   auto averaged = co_await within(runtime, end, running.run(), "all-reduce");
   watching.cancel();
   if (!averaged) co_return averaged.error();
   co_await tensors->finish();
   auto result = std::move(running).report(triggered);
   result.allreduce = runtime.now() - triggered;
+  result.link = meter.rates();
   co_return result;
 }
 
 /// The limits of a round, within those of the options; unset: none.
 RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
-  const auto bounded = [](std::optional<Duration> wanted, Duration most) -> std::optional<Duration> {
+  const auto bounded = [&state](std::optional<Duration> wanted, Duration most) -> std::optional<Duration> {
+    if (wanted) wanted = std::max(*wanted, state.limits.least);
     if (most <= 0s) return wanted;
     return std::min(wanted.value_or(most), most);
   };

@@ -94,6 +94,7 @@ std::string status_of(const train::Trainer& trainer) {
                                        {"global_epoch", seen.epoch},
                                        {"samples", seen.samples},
                                        {"own_samples", seen.own_samples},
+                                       {"target_batch_size", stats.target_samples},
                                        {"samples_per_second", seen.samples_per_second},
                                        {"peers", std::uint64_t{seen.peers}},
                                        {"clients", std::uint64_t{seen.clients}},

@@ -19,10 +19,10 @@ using nlohmann::json;
 constexpr std::size_t kMostGpus = 1024;
 constexpr std::size_t kMostRounds = 1'000'000'000;  // between two of something
 
-/// One codec for all tensors, or one for each.
-void read_codecs(OptionReader& reader, const char* name, std::size_t tensors, codec::Compression& compression) {
+/// One codec for all tensors, or one for each. Returns whether there are any.
+bool read_codecs(OptionReader& reader, const char* name, std::size_t tensors, codec::Compression& compression) {
   std::vector<std::string> names;
-  if (!reader.read(name, names)) return;
+  if (!reader.read(name, names)) return false;
   if (names.size() != 1 && names.size() != tensors)
     refuse(std::string(name) + " has one codec, or one for each tensor");
   std::vector<codec::Compression> codecs;
@@ -32,6 +32,7 @@ void read_codecs(OptionReader& reader, const char* name, std::size_t tensors, co
     codecs.emplace_back(codec_of(named));
   }
   compression = codecs.size() == 1 ? codecs[0] : codec::Compression::per_tensor(std::move(codecs));
+  return true;
 }
 
 void read_times(OptionReader& reader, train::RunOptions& run) {
@@ -211,9 +212,13 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   auto& run = options.run;
   if (!reader.read("run_id", run.run_id)) refuse("run_id is missing: the name of the training run");
   std::size_t target = 0;
-  if (!reader.read("target_batch_size", target, 1)) refuse("target_batch_size is missing: samples per epoch");
+  bool fits = false;
+  reader.read("fit_my_link", fits);
+  const bool given = reader.read("target_batch_size", target, 1);
+  if (!given && !fits) refuse("target_batch_size is missing: samples per epoch");
   if (target > std::size_t{1} << 62) refuse("target_batch_size must be at most 2^62");
-  run.target_batch_size = static_cast<std::int64_t>(target);
+  if (given) run.target_batch_size = static_cast<std::int64_t>(target);
+  run.fit_target_batch_size = fits && !given;
   read_times(reader, run);
   read_ways(reader, options);
   read_outer_optimizer(reader, run);
@@ -244,7 +249,10 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   const bool low_rank = reader.read("averager_rank", factors.averager_rank, 1);
   reader.read("min_compression_ratio", factors.min_compression_ratio);
   if (low_rank) run.grad_averager_factory = train::power_sgd_averager(factors);
-  read_codecs(reader, "grad_codecs", parameters, run.grad_compression);
+  const bool chosen = read_codecs(reader, "grad_codecs", parameters, run.grad_compression);
+  run.fit_compression = fits && !chosen;
+  if (fits && !run.fit_target_batch_size && !run.fit_compression)
+    refuse("fit_my_link has nothing to fit: leave target_batch_size or grad_codecs out");
   read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
   // What exchanges keep, such as an anchor, comes after the caller's tensors, and has no role.
   run.load_state_compression = codec::Compression::role_adaptive(

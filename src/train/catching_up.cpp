@@ -243,6 +243,7 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
 }
 
 Task<Result<>> CatchingUp::load_state() {
+  const TimePoint begin = run_.runtime.now();
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   const TimePoint began = run_.runtime.now();
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)
@@ -275,8 +276,11 @@ Task<Result<>> CatchingUp::load_state() {
   run_.tracker.met({donor});
   co_await run_.tracker.refresh();
   const GlobalProgress global = run_.tracker.snapshot();
-  // The donor may have been about to enter the epoch that other peers announced.
-  epochs_.enter(epoch + 1 == global.epoch ? global.epoch : epoch);
+  // The donor may have been about to enter the epoch that other peers announced. Of outer steps the next round tells
+  // whether any were missed: the epochs of a trainer alone have none.
+  if (run_.fit) run_.fit->downloaded(to_seconds(run_.runtime.now() - begin), run_.target() / global.samples_per_second);
+  const bool is_near = epoch + 1 == global.epoch || (run_.options.outer_optimizer && global.epoch > epoch);
+  epochs_.enter(is_near ? global.epoch : epoch);
   run_.replica.enter_epoch(run_.counts.epoch());
   run_.sharing.set_priority(static_cast<double>(epoch));
   run_.counts.note([](TrainingStats& stats) { ++stats.state_downloads; });
@@ -294,7 +298,9 @@ Task<Result<std::uint64_t>> CatchingUp::replace_model(averaging::DownloadedState
   const auto loaded = co_await run_.replica.load(std::move(state), run_.model.epoch());
   if (!loaded) co_return loaded;
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().reset();
+  const bool has_kept = !values.empty();
   co_await run_.kept.write(run_.runtime, std::move(values));
+  if (run_.fit && has_kept) run_.fit->restored();
   if (source == Source::peer)
     for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().loaded();
   run_.model.set_epoch(*loaded);

@@ -9,6 +9,7 @@ namespace cohive::train {
 
 void Epochs::note_progress() {
   run_.counts.loop_looks();
+  run_.follow_target();
   if (run_.ended) return;
   run_.tracker.report(run_.counts.epoch(), run_.counts.counted().samples);
   const GlobalProgress global = run_.tracker.snapshot();
@@ -142,7 +143,8 @@ Task<void> Epochs::take_part(Update& update, std::size_t number) {
       search.patience /= 4;
     }
   }
-  const Moment moment{Occasion::epoch_end, update.epoch, update.counted.samples, update.counted.batches};
+  const Moment moment{Occasion::epoch_end, update.epoch, update.counted.samples, update.counted.batches,
+                      update.counted.seconds};
   const Exchanged done =
       co_await rounds_.exchange(scheduled, moment, search, &update, [this, &update] { release(update); });
   if (done.effect == Effect::publishable) update.publishable = true;

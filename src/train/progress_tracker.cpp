@@ -167,6 +167,14 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   fetch_soon();
 }
 
+void ProgressTracker::set_target(double samples) {
+  if (samples == std::exchange(options_.target_batch_size, samples)) return;
+  GlobalProgress global = snapshot();
+  if (others_.empty() || global.epoch != epoch_) return;
+  global.eta = dht_.now() + until_target(global);
+  set(global);
+}
+
 void ProgressTracker::restart_timer() {
   ema_.reset_timer(uptime());
 }

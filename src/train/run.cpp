@@ -78,7 +78,8 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
 Run::Next Run::Impl::count(std::int64_t batch) {
   const GlobalProgress global = run.tracker.snapshot();
   status.add_samples(static_cast<double>(batch));
-  run.counts.add_batch(static_cast<double>(batch));
+  run.counts.add_batch(static_cast<double>(batch), run.runtime.now());
+  if (run.fit) run.fit->count(static_cast<double>(batch));
   if (run.counts.demanded() || ready(global)) return Next::synchronise;
   if (run.counts.tells_loop())
     run.runtime.post([weak = weak_from_this()] {
@@ -93,7 +94,7 @@ bool Run::Impl::ready(const GlobalProgress& global) const {
   const double all = global.samples - global.own_samples + run.counts.counted().samples;
   // Nobody waits for a trainer whose samples are the only ones of this epoch, and those are counted.
   const bool is_due = global.others_train && run.runtime.wall_time() >= global.eta;
-  return all >= static_cast<double>(run.options.target_batch_size) || is_due;
+  return all >= run.target() || is_due;
 }
 
 std::optional<StepReport> Run::Impl::publish() {
@@ -112,6 +113,7 @@ Task<StepReport> Run::Impl::synchronise() {
   report.epoch = run.counts.epoch();
   const double seconds = to_seconds(run.runtime.now() - begin);
   run.counts.note([seconds](TrainingStats& stats) { stats.seconds_synchronised += seconds; });
+  run.counts.waited(run.runtime.now());
   co_return report;
 }
 
@@ -242,6 +244,7 @@ TrainingStats Run::stats() const {
   stats.global_samples = global.samples;
   stats.samples_per_second = global.samples_per_second;
   stats.peers = global.peers;
+  stats.target_samples = impl_->run.target();
   return stats;
 }
 
@@ -288,7 +291,9 @@ Task<StepReport> Run::step(std::int64_t samples) {
 }
 
 Task<bool> Run::catch_up() {
-  return impl_->catching_up.catch_up_if_behind();
+  const bool loaded = co_await impl_->catching_up.catch_up_if_behind();
+  impl_->run.counts.waited(impl_->run.runtime.now());
+  co_return loaded;
 }
 Task<std::size_t> Run::average_parameters() {
   // Peers that average need not train: a group is looked for even where none is known.

@@ -27,9 +27,9 @@ TrackerOptions tracker_options(const RunOptions& options) {
   return result;
 }
 
-std::vector<std::unique_ptr<Scheduled>> schedule(Dht& dht, Replica& replica, const RunOptions& options) {
+std::vector<std::unique_ptr<Scheduled>> schedule(const ExchangeContext& context, const std::shared_ptr<LinkFit>& fit) {
   std::vector<std::unique_ptr<Scheduled>> scheduled;
-  for (auto& exchange : make_exchanges({dht, replica, options}))
+  for (auto& exchange : make_exchanges(context, fit))
     scheduled.push_back(std::make_unique<Scheduled>(std::move(exchange)));
   return scheduled;
 }
@@ -55,7 +55,8 @@ RunContext::RunContext(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, 
       wait_clock(runtime),
       history(runtime),
       tracker(d, std::move(key), tracker_options(options)),
-      exchanges(schedule(d, r, options)),
+      fit(options.outer_optimizer ? std::make_shared<LinkFit>(options) : nullptr),
+      exchanges(schedule({d, r, options}, fit)),
       kept(exchanges),
       model(runtime, r),
       sharing(d, state_sharing_options(options)),
@@ -66,6 +67,15 @@ RunContext::RunContext(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, 
 Task<std::optional<averaging::SharedState>> RunContext::copy_state(Duration patience, SharedModel::Beside beside) {
   const auto held = co_await gate.hold(runtime);
   co_return co_await model.copy(runtime.after(patience), std::move(beside));
+}
+
+void RunContext::follow_target() {
+  if (!fit) return;
+  tracker.set_target(fit->target());
+  metrics.target_samples.set(fit->target());
+  counts.note([this](TrainingStats& stats) {
+    if (stats.rounds != fit->told()) stats.rounds = fit->told();
+  });
 }
 
 Scheduled* RunContext::of_step() const {

@@ -5,6 +5,7 @@
 //   epochs.hpp       the end of an epoch: gradients, step, state, as far as delayed in the background
 //   run_rounds.hpp   when rounds begin, how long they are waited for, what they yield
 //                    (scheduled.hpp: the rounds of one exchange; exchanges/: what is averaged)
+//   link_fit.hpp     how long rounds of local steps are
 //   run_status.hpp   what it tells of itself
 // Each uses those below it, and none above it.
 #pragma once
@@ -19,6 +20,7 @@
 #include "cohive/train/progress_tracker.hpp"
 #include "history.hpp"
 #include "kept_values.hpp"
+#include "link_fit.hpp"
 #include "parameter_gate.hpp"
 #include "scheduled.hpp"
 #include "shared_model.hpp"
@@ -39,6 +41,10 @@ struct RunContext : std::enable_shared_from_this<RunContext> {
   Scheduled* of_step() const;
   /// Returns the exchange that makes our parameters those of others; null where there is none.
   Scheduled* of_parameters() const;
+  /// Returns the samples of an epoch. Any thread.
+  double target() const noexcept { return fit ? fit->target() : static_cast<double>(options.target_batch_size); }
+  /// Tells those who go by it how many these are now.
+  void follow_target();
 
   Dht& dht;
   Runtime& runtime;
@@ -49,6 +55,7 @@ struct RunContext : std::enable_shared_from_this<RunContext> {
   History history;
   ProgressTracker tracker;
   TrainerCounts counts;
+  const std::shared_ptr<LinkFit> fit;  // of local steps with an outer optimizer, else null
   ParameterGate gate;
   const std::vector<std::unique_ptr<Scheduled>> exchanges;  // in the order in which they take place
   KeptValues kept;

@@ -22,7 +22,18 @@ void check_times(const RunOptions& options) {
   if (options.shutdown_timeout < 0s) refuse("shutdown_timeout must not be negative");
 }
 
+void check_fit(const RunOptions& options) {
+  if (!options.fit_target_batch_size && !options.fit_compression) return;
+  if (!options.outer_optimizer)
+    refuse("fit_target_batch_size and fit_compression are about rounds of local steps: set outer_optimizer, too");
+  const auto codec = options.grad_compression.fixed();
+  const bool chosen = !codec || codec->codec != codec::Codec::none || options.agreed_grad_compression;
+  if (options.fit_compression && chosen)
+    refuse("fit_compression chooses the codec: leave grad_compression and agreed_grad_compression out");
+}
+
 void check_outer_optimizer(const RunOptions& options) {
+  check_fit(options);
   if (!options.outer_optimizer) return;
   const OuterOptimizer& outer = *options.outer_optimizer;
   if (!(outer.lr > 0 && outer.lr <= kMostOuterRate)) refuse("outer_optimizer.lr must be above 0 and at most 100");

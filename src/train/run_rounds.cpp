@@ -69,6 +69,9 @@ void RunRounds::begin_all(const GlobalProgress& global) {
 void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
+  round.uses_agreed_codecs = [&what = scheduled.exchange()](const std::vector<averaging::Member>& members) {
+    return what.uses_agreed_codecs(members);
+  };
   round.timeout = timeout;
   round.expected_members = expected;
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)

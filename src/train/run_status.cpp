@@ -18,7 +18,7 @@ RunStatus::RunStatus(RunContext& run, std::shared_ptr<dht::RsaSignatureValidator
 }
 
 void RunStatus::start() {
-  run_.metrics.target_samples.set(static_cast<double>(run_.options.target_batch_size));
+  run_.metrics.target_samples.set(run_.target());
   shown_ = Status::of(run_.runtime).add_to_list("runs", [this] { return json(); });
 }
 
@@ -58,7 +58,7 @@ std::string RunStatus::json() const {
            {"global_epoch", global.epoch},
            {"samples", finite(global.samples)},
            {"own_samples", finite(global.own_samples)},
-           {"target_samples", run_.options.target_batch_size},
+           {"target_samples", static_cast<std::int64_t>(run_.target())},
            {"samples_per_second", finite(global.samples_per_second)},
            {"eta_seconds", left < kFarthestEnd ? finite(left) : Json()},
            {"peers", global.peers},
@@ -69,6 +69,7 @@ std::string RunStatus::json() const {
     if (run_.wait_clock.seconds()[i] > 0) waits[kWaits[i]] = run_.wait_clock.seconds()[i];
   run["wait_seconds"] = std::move(waits);
   const TrainingStats stats = run_.counts.stats();
+  if (run_.fit && !run_.fit->told().empty()) run["link_fit"] = run_.fit->told();
   run["gradient_rounds"] = stats.grad_rounds;
   run["gradient_rounds_failed"] = stats.grad_rounds_failed;
   run["parameter_rounds"] = stats.state_rounds;

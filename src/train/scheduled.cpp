@@ -26,6 +26,7 @@ void Scheduled::begin(averaging::RoundOptions options) {
   group_bits_ = options.random_group_bits;
   options.allow_retries = false;
   options.limits = pace_.limits();
+  options.limits.least = exchange_->patience();
   round_ = std::make_shared<Round>(averager().begin(std::move(options)));
 }
 

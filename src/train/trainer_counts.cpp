@@ -4,10 +4,16 @@
 
 namespace cohive::train {
 
-void TrainerCounts::add_batch(double samples) {
+void TrainerCounts::add_batch(double samples, TimePoint now) {
   const std::lock_guard lock(mutex_);
   counted_.samples += samples;
   ++counted_.batches;
+  if (computes_since_) counted_.seconds += to_seconds(now - *computes_since_);
+  computes_since_ = now;
+}
+void TrainerCounts::waited(TimePoint now) {
+  const std::lock_guard lock(mutex_);
+  computes_since_ = now;
 }
 Counted TrainerCounts::counted() const {
   const std::lock_guard lock(mutex_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mutex>
+#include <optional>
 
 #include "cohive/train/run.hpp"
 
@@ -11,11 +12,14 @@ namespace cohive::train {
 struct Counted {
   double samples = 0;
   std::uint64_t batches = 0;
+  double seconds = 0;  ///< that they took, without waits for the run; of the first one after a pause nothing
 };
 
 class TrainerCounts {
  public:
-  void add_batch(double samples);
+  void add_batch(double samples, TimePoint now);
+  /// The trainer has waited until now.
+  void waited(TimePoint now);
   Counted counted() const;
   /// Returns what was counted in this epoch, and begins anew.
   Counted take();
@@ -44,6 +48,7 @@ class TrainerCounts {
  private:
   mutable std::mutex mutex_;
   Counted counted_;
+  std::optional<TimePoint> computes_since_;
   std::uint64_t epoch_ = 0;
   bool told_ = false, demanded_ = false;
   TrainingStats stats_;

@@ -76,6 +76,18 @@ class CommandLines(unittest.TestCase):
             self.refused(says, "cohive-train", *dry, "--set", setting)
         self.refused("--set", "cohive-train", *dry, "--set")
 
+    def test_rounds_of_local_steps_are_fitted_unless_they_are_given(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        dry = ["--model", "cnn", "--dry-run", "--json"]
+        for flags, target in ((["--local-steps"], None), (["--local-steps", "--fp16"], None), ([], 1024),
+                              (["--local-steps", "--no-fit-my-link"], 1024),
+                              (["--local-steps", "--target-batch-size", "96"], 96)):
+            self.assertEqual(json.loads(run("cohive-train", *dry, *flags).stdout)["target_batch_size"], target, flags)
+        self.refused("--local-steps", "cohive-train", *dry, "--fit-my-link")
+        self.refused("--target-batch-size", "cohive-train", *dry, "--local-steps", "--fit-my-link", "--target-batch-size", "96",
+                     "--grad-compression", "none")
+
     def test_manual_pages_and_completions_are_made(self):
         """What they hold is tested where they are installed: tests/package/test_debian.py."""
         for program in programs(*ALL):

@@ -247,7 +247,7 @@ TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
     ASSERT_TRUE(checkpoint::write_file(file, state));
     ASSERT_TRUE(net_.run(one.run->load_checkpoint(file)));
     const auto reached = one.run->epoch();
-    ASSERT_TRUE(wait_for(3min, [&] { return one.run->epoch() >= reached + 5 && two.run->epoch() >= reached + 5; }));
+    ASSERT_TRUE(wait_for(3min, [&] { return one.run->epoch() >= reached + 8 && two.run->epoch() >= reached + 8; }));
     for (auto* trainer : {&one, &two}) trainer->tasks.reset();
     auto of_one = state_of(one), of_two = state_of(two);
     const float apart = std::abs(anchor_in(of_one)[0] - anchor_in(of_two)[0]);

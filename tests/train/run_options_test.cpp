@@ -50,6 +50,25 @@ TEST(RunOptions, ContradictionsSayWhatToChange) {
               HasSubstr("leave batch_size out"));
 }
 
+TEST(RunOptions, WhatIsFittedIsNotGiven) {
+  const auto fits = [](RunOptions& o) {
+    o.use_local_updates = o.fit_target_batch_size = o.fit_compression = true;
+    o.outer_optimizer.emplace();
+  };
+  EXPECT_EQ(refusal(fits), "");
+  EXPECT_THAT(refusal([](RunOptions& o) { o.fit_target_batch_size = true; }), HasSubstr("set outer_optimizer"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                fits(o);
+                o.grad_compression = codec::Codec::float16;
+              }),
+              HasSubstr("leave grad_compression and"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                fits(o);
+                o.agreed_grad_compression = codec::Codec::block4;
+              }),
+              HasSubstr("agreed_grad_compression out"));
+}
+
 TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a.b"; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));

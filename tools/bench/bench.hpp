@@ -11,18 +11,20 @@ namespace cohive::bench {
 
 /// What several commands have, each with values of its own.
 struct Simulated {
-  double minutes = 5;      ///< of virtual time, of dht-sim and train-sim
+  double minutes = 5;      ///< of virtual time, of dht-sim, train-sim and fitted-links
   std::uint64_t seed = 1;  ///< of dht-sim, train-sim, faults and adversary
   std::size_t runs = 200;  ///< of faults and adversary
 };
 
 struct Settings : Simulated {
   double seconds = 3;     ///< how long each measurement runs
-  std::size_t peers = 4;  ///< of dht and allreduce
+  std::size_t peers = 4;  ///< of dht, allreduce and fitted-links
   std::size_t megabytes = 64;
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
+  std::size_t model_millions = 10;            ///< of fitted-links: parameters
+  double step_seconds = 0.2;                  ///< of fitted-links
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
   std::vector<std::string> roles;             ///< of adversary: one hostile peer of each, in every run
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged
@@ -44,6 +46,7 @@ nlohmann::json cuda(const Settings& settings);
 nlohmann::json cuda_kernels(std::size_t values, double seconds);
 nlohmann::json memory(const Settings& settings);
 nlohmann::json train_sim(const Settings& settings);
+nlohmann::json fitted_links(const Settings& settings);
 nlohmann::json optimizer(const Settings& settings);
 
 double now_seconds();

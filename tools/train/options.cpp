@@ -32,7 +32,8 @@ std::string codec_names() {
   return names;
 }
 
-void add_compression(CLI::App& app, const std::string& flag, codec::Compression& compression, const std::string& of) {
+/// \param compression  a codec::Compression, or an optional one
+void add_compression(CLI::App& app, const std::string& flag, auto& compression, const std::string& of) {
   app.add_option_function<std::string>(
       flag,
       [flag, &compression](const std::string& text) {
@@ -97,7 +98,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   auto& run = o.optimizer;
   names_run(
       app.add_option("--run-id", run.run_id, "name of the run; all its trainers use the same (default cohive_run)"));
-  app.add_option("--target-batch-size", run.target_batch_size, "samples per epoch of all peers together")
+  app.add_option("--target-batch-size", o.target_batch_size,
+                 "samples per epoch of all peers together (default 1024; fitted with --local-steps)")
       ->transform(whole(1, kMostEpochs));
   app.add_option("--batch-size", o.batch, "samples per local step")->transform(whole(1, 65536));
   add_seconds(app, "--matchmaking-time", run.matchmaking_time, "seconds to gather a group (default 5)", 0.5, 600);
@@ -127,6 +129,11 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_flag("--use-local-updates", run.use_local_updates, "step with every batch, and average parameters only");
   auto* local = app.add_flag("--local-steps", o.local_steps,
                              "step with every batch, and once an epoch by an outer optimizer, as DiLoCo does");
+  app.add_flag_function(
+         "--fit-my-link,!--no-fit-my-link", [&o](std::int64_t count) { o.fit_my_link = count > 0; },
+         "agree with the other trainers on the length of rounds, and on block4 for them, so that links carry them "
+         "behind the training (the default with --local-steps, as far as no other option says it)")
+      ->needs(local);
   app.add_option("--outer-lr", o.outer.lr, "its learning rate (default 0.7)")->transform(real(1e-6, 100))->needs(local);
   app.add_option("--outer-momentum", o.outer.momentum,
                  "its momentum (default 0.9); 0.5 or less where an epoch is 64 local steps or fewer")
@@ -148,11 +155,11 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
 void add_compression_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Averaging");
   auto& run = o.optimizer;
-  add_compression(app, "--grad-compression", run.grad_compression, "gradients");
+  add_compression(app, "--grad-compression", o.grad_compression, "gradients");
   add_compression(app, "--state-averaging-compression", run.state_averaging_compression, "averaged parameters");
   add_compression(app, "--load-state-compression", run.load_state_compression, "the state that newcomers download");
   app.add_flag_callback(
-      "--fp16", [&run] { run.grad_compression = codec::Codec::float16; }, "the same as --grad-compression float16");
+      "--fp16", [&o] { o.grad_compression = codec::Codec::float16; }, "the same as --grad-compression float16");
   app.add_option("--agreed-compression,--extension", o.agreed_compression,
                  "send gradients so, with error feedback, where all of a group ask for it")
       ->check(CLI::IsMember({"block4", "top_k"}));
@@ -331,6 +338,7 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
                       "--lr-gamma",
                       "--lr-least",
                       "--average-opt-statistics",
+                      "--adamw-learning-rate",
                       "--python-scheduler",
                       "--python-torch",
                       "--until",
@@ -396,6 +404,21 @@ void complete_algorithm(TrainOptions& o) {
   o.momentum = o.given_momentum.value_or(muon ? 0.95 : 0.9);
 }
 
+/// What the flags leave open is fitted.
+void complete_local_steps(TrainOptions& o) {
+  auto& run = o.optimizer;
+  if (o.target_batch_size) run.target_batch_size = *o.target_batch_size;
+  if (!o.local_steps) return;
+  run.use_local_updates = true;
+  run.outer_optimizer = o.outer;
+  if (!o.fit_my_link.value_or(true)) return;
+  run.fit_target_batch_size = !o.target_batch_size;
+  run.fit_compression = !o.grad_compression && !run.agreed_grad_compression;
+  if (o.fit_my_link && !run.fit_target_batch_size && !run.fit_compression)
+    throw Exit{kBadInput,
+               "--fit-my-link has nothing to fit: leave --target-batch-size out, or what chooses the compression"};
+}
+
 }  // namespace
 
 void complete(TrainOptions& o) {
@@ -406,12 +429,10 @@ void complete(TrainOptions& o) {
   if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
   if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
   if (o.aggregation == "clipped-mean") run.grad_aggregation = run.state_aggregation = o.clipped_mean;
+  if (o.grad_compression) run.grad_compression = *o.grad_compression;
   if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
   if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
-  if (o.local_steps) {
-    run.use_local_updates = true;
-    run.outer_optimizer = o.outer;
-  }
+  complete_local_steps(o);
   if (o.averager_rank > 0)
     run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});
   run.client_mode = o.swarm.client_mode;

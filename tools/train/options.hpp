@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,10 @@ struct TrainOptions {
   std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are
   double min_compression_ratio = 0.5;
   bool local_steps = false;
-  train::OuterOptimizer outer;  ///< of local steps
+  std::optional<bool> fit_my_link;                     ///< unset: with local steps, as far as no other option says it
+  std::optional<std::int64_t> target_batch_size;       ///< unset: fitted, or that of the library
+  std::optional<codec::Compression> grad_compression;  ///< the same
+  train::OuterOptimizer outer;                         ///< of local steps
   log::Options log;
 };
 

@@ -59,14 +59,14 @@ std::optional<double> Progress::seconds_left(const TrainingStats& stats) const {
   std::optional<double> left = end_.seconds_left();
   if (end_.epochs > 0 && stats.samples_per_second > 0) {
     const double epochs = static_cast<double>(end_.epochs - std::min(end_.epochs, stats.epoch));
-    const double samples = std::max(epochs * target_ - stats.global_samples, 0.0);
+    const double samples = std::max(epochs * stats.target_samples - stats.global_samples, 0.0);
     left = std::min(left.value_or(kLongest), samples / stats.samples_per_second);
   }
   return left;
 }
 
 std::string Progress::bar(const TrainingStats& stats, double loss) const {
-  const double share = std::clamp(stats.global_samples / target_, 0.0, 1.0);
+  const double share = std::clamp(stats.global_samples / stats.target_samples, 0.0, 1.0);
   const std::string before = log::format("epoch {:4} ", stats.epoch);
   std::string after = log::format(" {:3.0f}%  {:.1f} samples/s  loss {:.4f}  {} {}", share * 100,
                                   stats.samples_per_second, loss, stats.peers, stats.peers == 1 ? "peer" : "peers");
@@ -87,7 +87,8 @@ void Progress::report(const TrainingStats& stats, double loss) {
       break;
     case Output::lines:
       std::cout << log::format("epoch {:4}  {:4.0f}/{:.0f} samples  {:7.1f} samples/s  loss {:.4f}  {} peers",
-                               stats.epoch, stats.global_samples, target_, stats.samples_per_second, loss, stats.peers)
+                               stats.epoch, stats.global_samples, stats.target_samples, stats.samples_per_second, loss,
+                               stats.peers)
                 << std::endl;
       break;
     case Output::json: {
@@ -95,7 +96,7 @@ void Progress::report(const TrainingStats& stats, double loss) {
       say("", "progress",
           {{"epoch", stats.epoch},
            {"samples", stats.global_samples},
-           {"target_batch_size", target_},
+           {"target_batch_size", static_cast<std::int64_t>(stats.target_samples)},
            {"samples_per_second", stats.samples_per_second},
            {"loss", loss},
            {"peers", stats.peers},

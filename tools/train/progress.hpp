@@ -30,8 +30,7 @@ struct End {
 
 class Progress {
  public:
-  Progress(Output output, std::int64_t target_batch_size, End end)
-      : output_(output), target_(static_cast<double>(target_batch_size)), end_(end) {}
+  Progress(Output output, End end) : output_(output), end_(end) {}
   ~Progress();
   Progress(const Progress&) = delete;
 
@@ -48,7 +47,6 @@ class Progress {
   void clear_bar();
 
   Output output_;
-  double target_;
   End end_;
   bool bar_shown_ = false;
 };

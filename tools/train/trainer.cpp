@@ -135,7 +135,7 @@ Trainer::Trainer(const TrainOptions& options, const Results& results, LocalGroup
       scaler_({.enabled = options.mixed_precision == "float16"}),
       ranks_(std::move(ranks)),
       next_evaluation_(options.eval_every),
-      progress_(choose_output(options.json), options.optimizer.target_batch_size, end_) {
+      progress_(choose_output(options.json), end_) {
   if (ranks_.leads()) join();
   if (ranks_.size() > 1)
     node_.emplace(ranks_, optimizer_ ? &*optimizer_ : nullptr, parameters_in(groups_of(*workload_, options_)));

@@ -70,6 +70,7 @@ struct AveragerOptions {
   double verified_share = 0;
   std::uint64_t min_vector_size = 0;  ///< elements; with bandwidths: a member that would get fewer gets none
   Bandwidth bandwidth;                ///< of no member: equal shares
+  bool measures_link = false;         ///< RoundReport::link is told, as it is where `bandwidth` is measured
   PeerMode mode = PeerMode::node;     ///< how this peer takes part
   Scheme scheme = nullptr;            ///< null: plain_all_reduce()
   /// Null: make_matchmaking.

@@ -74,12 +74,13 @@ Result<Member> decode_gathered(const PeerId& peer, std::string_view blob, std::s
 
 /// What a GroupFinder finds. All members hold the same.
 struct Group {
-  std::string id;                 ///< unique; 20 bytes, or up to 64 of peers that choose otherwise
-  std::vector<Member> members;    ///< in the order in which they share the work, this peer included
-  PeerId leader;                  ///< the member that assembled the group
-  codec::CodecSet agreed_codecs;  ///< of those that need agreement: what all members offered
-  bool caps_shares = false;       ///< all members want that no member reduces more than twice an equal share
-  bool one_average = false;       ///< all members want AveragerOptions::one_average
+  std::string id;                  ///< unique; 20 bytes, or up to 64 of peers that choose otherwise
+  std::vector<Member> members;     ///< in the order in which they share the work, this peer included
+  PeerId leader;                   ///< the member that assembled the group
+  codec::CodecSet agreed_codecs;   ///< of those that need agreement: what all members offered
+  bool uses_agreed_codecs = true;  ///< by what RoundOptions::uses_agreed_codecs says of the members
+  bool caps_shares = false;        ///< all members want that no member reduces more than twice an equal share
+  bool one_average = false;        ///< all members want AveragerOptions::one_average
 
   /// Returns the place of `peer` among the members.
   std::optional<std::size_t> index_of(const PeerId& peer) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@ struct RoundLimits {
   std::optional<Duration> allreduce = std::nullopt;  ///< the whole exchange, from the trigger on
   std::optional<Duration> sender = std::nullopt;     ///< between two parts of one sender
   std::optional<Duration> reducer = std::nullopt;    ///< between two results of one reducer
+  Duration least{};  ///< no member is given up sooner, however late it was in other rounds, within the options' bounds
 };
 
 /// What one round is asked for.
@@ -43,6 +45,9 @@ struct RoundOptions {
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};
+  /// Tells of members that have all offered AveragerOptions::agreed_codec whether this peer uses it in this round, as
+  /// by what they have gathered: all should come to the same. Null: it does.
+  std::function<bool(const std::vector<Member>& members)> uses_agreed_codecs = nullptr;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;
@@ -63,6 +68,12 @@ struct Exchanged {
       receive_rate;                 ///< from it
 };
 
+/// The most that a peer's link has carried while it averaged in its last rounds, in bytes per second; 0: unknown.
+struct LinkRates {
+  double out = 0,  ///< to other peers
+      in = 0;      ///< from them
+};
+
 /// How one round went: its members, what they sent, what was averaged. It does not change once the round has ended, and
 /// is shared by all that tell of it.
 struct RoundReport {
@@ -80,6 +91,7 @@ struct RoundReport {
   std::vector<PeerId> stragglers;    ///< of both, the members that were waited for in vain
   std::uint64_t bytes_sent = 0,      ///< payload for all other members
       bytes_received = 0;            ///< payload of all other members
+  LinkRates link;                    ///< of this peer: AveragerOptions::measures_link
   Duration matchmaking{};            ///< until the group was found
   Duration allreduce{};              ///< from the trigger to the end
   std::vector<Exchanged> exchanged;  ///< in group order; empty for this peer itself

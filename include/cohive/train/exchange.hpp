@@ -40,6 +40,7 @@ struct Moment {
   std::uint64_t epoch = 0;                  ///< that the end of an epoch leads to; else the present one
   double samples = 0;                       ///< of this peer in the epoch that ends
   std::uint64_t batches = 0;                ///< that these samples came in
+  double seconds = 0;                       ///< that this peer has computed for them, without waits for the run
 };
 
 /// When the trainer, which waits for the end of the epoch, may go on.
@@ -82,6 +83,10 @@ class Exchange {
   virtual bool yields_parameters() const { return false; }
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.
   virtual bool is_divided() const { return true; }
+  /// Tells whether a round of these members uses AveragerOptions::agreed_codec, which all of them have offered.
+  virtual bool uses_agreed_codecs(const std::vector<averaging::Member>&) const { return true; }
+  /// Returns how long the next round waits for any member, however late it was before.
+  virtual Duration patience() const { return {}; }
   /// Returns what the members of a group tell each other.
   virtual msgpack::Value greeting(std::uint64_t epoch) const { return msgpack::Value(epoch); }
 

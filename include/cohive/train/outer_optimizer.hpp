@@ -20,8 +20,8 @@ struct OuterOptimizer {
   double lr = 0.7;        ///< above 0; published runs use 0.1 to 1
   double momentum = 0.9;  ///< from 0 to below 1; 0.5 and less where a round is 64 local steps or fewer
   bool nesterov = true;   ///< as PyTorch has it; without effect where momentum is 0
-  /// Rounds after which the anchors themselves are averaged, the first one apart: a member that dies in a round leaves
-  /// the others with anchors that differ in its part.
+  /// Rounds after which anchors that differ are averaged themselves, the first one apart: a member that dies in a round
+  /// leaves the others with anchors that differ in its part.
   int repair_every = 10;
 };
 

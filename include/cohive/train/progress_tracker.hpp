@@ -96,6 +96,8 @@ class ProgressTracker {
   /// Stores what this peer has last told without waiting for more, which takes up to half of the shortest period
   /// between two looks at the run: for a trainer that is about to look once.
   void report_at_once();
+  /// Changes TrackerOptions::target_batch_size.
+  void set_target(double samples);
   /// The measured speed of this peer. Loop thread.
   double own_samples_per_second() const { return ema_.samples_per_second(); }
   /// Leaves the time since the last report out of the measured speed: it went into something else than training.

@@ -64,6 +64,14 @@ struct RunOptions {
   /// agreed_grad_compression and grad_aggregation say of gradients holds for it. Extra tensors and statistics are not
   /// averaged. nullopt: none.
   std::optional<OuterOptimizer> outer_optimizer = std::nullopt;
+  /// With outer_optimizer: how long a round is follows the links of the trainers, which agree on it, so that they wait
+  /// for it as little as they can: 10 to 500 local steps of each. target_batch_size is not looked at, the first rounds
+  /// are 500 batches of the first trainer. Where unset, allreduce_timeout is ten minutes at least then, and
+  /// next_chunk_timeout half a minute.
+  bool fit_target_batch_size = false;
+  /// With outer_optimizer: the trainers agree on whether differences travel as they are or, where that takes longer
+  /// than a round, in the 4 bits of block4. grad_compression and agreed_grad_compression are left out.
+  bool fit_compression = false;
   int average_state_every = 1;  ///< epochs between rounds that average the parameters
   /// Larger runs divide into groups of about this size, drawn anew for every round, so that in time all meet all, as
   /// what a leader sends grows with the square of the size. 0: one group of all. A grad_averager_factory's rounds are

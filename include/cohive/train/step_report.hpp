@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace cohive::train {
@@ -33,7 +34,9 @@ struct StepReport {
 struct TrainingStats {
   std::uint64_t epoch = 0;               ///< of this peer
   double global_samples = 0,             ///< of the whole run, in its current epoch, as last seen
-      samples_per_second = 0;            ///< of the whole run
+      samples_per_second = 0,            ///< of the whole run
+      target_samples = 0;                ///< of an epoch: target_batch_size, or what the run has agreed on
+  std::string rounds;                    ///< what was told last of rounds that fit the links; empty: nothing
   std::size_t peers = 0;                 ///< trainers in sight, as GlobalProgress::peers
   std::uint64_t grad_rounds = 0,         ///< of gradients that have succeeded
       grad_rounds_failed = 0,            ///< after which this peer went on with its own gradients

@@ -79,7 +79,7 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
     if (!ordinary) return ordinary.error();
     TensorCodecs& chosen =
         codecs.emplace_back(TensorCodecs{*ordinary, std::nullopt, bytes_per_value(tensor, ordinary->codec)});
-    if (options.agreed_codec && tensors.keeps_residuals()) {
+    if (options.agreed_codec && tensors.keeps_residuals() && setup.group->uses_agreed_codecs) {
       const auto agreed = options.agreed_codec->choose(info);
       if (!agreed) return agreed.error();
       if (setup.group->agreed_codecs.contains(agreed->codec)) chosen.agreed = *agreed;

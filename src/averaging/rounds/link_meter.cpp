@@ -41,9 +41,14 @@ Task<void> LinkMeter::watch(LinkMeter& self) {
   }
 }
 
+LinkRates LinkMeter::rates() const {
+  LinkRates best;
+  for (const auto& round : rounds_) best = {std::max(best.out, round.out), std::max(best.in, round.in)};
+  return best;
+}
+
 std::optional<double> LinkMeter::bandwidth() const {
-  Rates best;
-  for (const auto& round : rounds_) best = {std::max(best.in, round.in), std::max(best.out, round.out)};
+  const LinkRates best = rates();
   if (best.in <= 0 || best.out <= 0) return std::nullopt;
   // The exchange needs both directions alike: the slower one counts.
   const auto limits = host_.limits();

@@ -6,6 +6,7 @@
 #include <deque>
 #include <optional>
 
+#include "cohive/averaging/round.hpp"
 #include "cohive/p2p/host.hpp"
 
 namespace cohive::averaging {
@@ -19,11 +20,10 @@ class LinkMeter {
   /// Bytes per second that both directions carry, within the caps of the process; nullopt before a round that was long
   /// enough to tell.
   std::optional<double> bandwidth() const;
+  /// The largest rates of each direction; 0 before such a round.
+  LinkRates rates() const;
 
  private:
-  struct Rates {
-    double in = 0, out = 0;
-  };
   /// A stretch of one direction that is being measured.
   struct Stretch {
     TimePoint begin;
@@ -32,7 +32,7 @@ class LinkMeter {
   void measure(Stretch& stretch, std::uint64_t counter, double& best, Duration least) const;
 
   p2p::Host& host_;
-  std::deque<Rates> rounds_;
+  std::deque<LinkRates> rounds_;
 };
 
 }  // namespace cohive::averaging

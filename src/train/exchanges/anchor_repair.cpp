@@ -1,5 +1,5 @@
-// The repair of anchors: they are averaged now and then, as members that have lost different parts of a round have come
-// to different ones.
+// The repair of anchors: they are averaged now and then where they differ, as members that have lost different parts of
+// a round have come to different ones. Members tell each other checksums of them in every round.
 #include <algorithm>
 
 #include "cohive/averaging/host_parts.hpp"
@@ -26,7 +26,7 @@ class AnchorRepair final : public Exchange {
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
   /// Those who begin a run together may begin at different parameters.
-  bool due(std::uint64_t epoch) const override { return epoch == 1 || epoch % every_ == 0; }
+  bool due(std::uint64_t epoch) const override { return epoch == 1 || (epoch % every_ == 0 && memory_->differs); }
   Release release(const Moment& moment) const override {
     return goes_on(options_, moment) ? Release::offered : Release::done;
   }
@@ -40,7 +40,10 @@ class AnchorRepair final : public Exchange {
   }
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
     if (round && moment.occasion == Occasion::epoch_end)
-      co_await runtime_.offload([memory = memory_] { copy(memory->difference, memory->anchor); });
+      co_await runtime_.offload([memory = memory_] {
+        copy(memory->difference, memory->anchor);
+        memory->checksum = checksum_of(memory->anchor);
+      });
     co_return Effect::none;
   }
 

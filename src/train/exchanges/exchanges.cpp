@@ -8,6 +8,12 @@
 #include "outer_step.hpp"
 
 namespace cohive::train {
+namespace {
+
+// Before a round was measured it may take as long as rounds of local steps may last.
+constexpr Duration kThinLink = 10min, kThinLinkPart = 30s;
+
+}  // namespace
 
 averaging::AveragerOptions averager_options(const RunOptions& options, const std::string& suffix,
                                             const std::string& class_name) {
@@ -21,16 +27,22 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
   result.reducer_timeout = result.sender_timeout * 2;
   result.verified_share = options.verified_share;
   result.bandwidth = options.bandwidth;
+  if (options.fit_target_batch_size || options.fit_compression) {
+    result.measures_link = true;
+    if (!options.allreduce_timeout) result.allreduce_timeout = std::max<Duration>(result.allreduce_timeout, kThinLink);
+    if (!options.next_chunk_timeout) result.sender_timeout = std::max<Duration>(result.sender_timeout, kThinLinkPart);
+    result.reducer_timeout = result.sender_timeout * 2;
+  }
   result.mode = options.client_mode ? averaging::PeerMode::client
                 : options.auxiliary ? averaging::PeerMode::auxiliary
                                     : averaging::PeerMode::node;
   return result;
 }
 
-std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context) {
+std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context, std::shared_ptr<LinkFit> fit) {
   std::vector<std::unique_ptr<Exchange>> exchanges;
   if (const auto& outer = context.options.outer_optimizer) {
-    auto step = std::make_unique<OuterStep>(context, *outer);
+    auto step = std::make_unique<OuterStep>(context, *outer, std::move(fit));
     auto repair = anchor_repair(context, step->memory(), *outer);
     exchanges.push_back(std::move(step));
     exchanges.push_back(std::move(repair));

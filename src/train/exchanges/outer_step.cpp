@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
 #include <stdexcept>
 
 #include "cohive/averaging/host_parts.hpp"
@@ -16,7 +19,8 @@ using averaging::Stretch;
 constexpr std::uint64_t kFewSteps = 64;  // a round, for which published runs take little momentum
 constexpr double kMuchMomentum = 0.5;    // for so few
 constexpr float kMostSteps = 1 << 24;    // that a float counts
-constexpr double kParts = 1e6;           // in which settings are told apart
+constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();  // no epoch
+constexpr double kParts = 1e6;                                     // in which settings are told apart
 
 /// Trainers with other settings would come to other anchors, so they look for groups elsewhere.
 std::string suffix_of(const OuterOptimizer& optimizer) {
@@ -27,10 +31,19 @@ std::string suffix_of(const OuterOptimizer& optimizer) {
 averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer) {
   auto how = averager_options(options, suffix_of(optimizer), "OuterStepAverager");
   how.codec = options.grad_compression;
-  how.agreed_codec = options.agreed_grad_compression;
+  how.agreed_codec =
+      options.fit_compression ? codec::Compression(codec::Codec::block4) : options.agreed_grad_compression;
   how.one_average = true;
   how.aggregation = options.grad_aggregation;
   return how;
+}
+
+std::vector<RoundWish> wishes_of(const std::vector<averaging::Member>& members) {
+  std::vector<RoundWish> wishes;
+  for (const auto& member : members)
+    if (const auto* greeting = member.data.get_if<msgpack::Array>())
+      if (const auto wish = read_wish(*greeting, 2)) wishes.push_back(*wish);
+  return wishes;
 }
 
 std::span<float> part_of(std::vector<float>& values, const Stretch& stretch) {
@@ -81,16 +94,34 @@ void step_beside(OuterMemory& memory, const optim::SgdOptions& sgd) {
 
 }  // namespace
 
-OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer)
+std::uint64_t checksum_of(const std::vector<std::vector<float>>& values) {
+  constexpr std::uint64_t kPrime = 0x100000001b3, kBasis = 0xcbf29ce484222325;  // FNV-1a, over words
+  std::uint64_t sum = kBasis;
+  for (const auto& one : values) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(one.data());
+    const std::size_t size = one.size() * sizeof(float);
+    for (std::size_t at = 0; at < size; at += sizeof sum) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, bytes + at, std::min(sizeof word, size - at));
+      sum = (sum ^ word) * kPrime;
+      sum ^= sum >> 32;  // the high bits of a word move only high bits
+    }
+  }
+  return sum == 0 ? 1 : sum;
+}
+
+OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, std::shared_ptr<LinkFit> fit)
     : replica_(context.replica),
       runtime_(context.dht.runtime()),
       options_(context.options),
       optimizer_(optimizer),
       averager_(context.dht, context.replica.gradient_infos(), how_to_average(context.options, optimizer)),
       memory_(std::make_shared<OuterMemory>()),
-      residuals_(averaging::make_residuals(context.replica.gradient_infos())) {
+      residuals_(averaging::make_residuals(context.replica.gradient_infos())),
+      fit_(std::move(fit)) {
   if (!replica_.copies_parameters())
     throw std::invalid_argument("cohive: outer_optimizer needs parameters in host memory, or a model of LibTorch");
+  for (const auto& info : replica_.gradient_infos()) values_ += static_cast<double>(info.elements());
   for (const auto& info : replica_.gradient_infos())
     for (auto* values : {&memory_->anchor, &memory_->momentum, &memory_->difference})
       values->emplace_back(info.elements());
@@ -99,9 +130,24 @@ OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer)
 
 // ---- A round
 
-/// A donor can have given any number.
+/// A donor can have given any number of steps.
 msgpack::Value OuterStep::greeting(std::uint64_t) const {
-  return msgpack::Value(static_cast<std::uint64_t>(std::clamp(memory_->steps, 0.0f, kMostSteps)));
+  msgpack::Array greeting;
+  greeting.items.emplace_back(static_cast<std::uint64_t>(std::clamp(memory_->steps, 0.0f, kMostSteps)));
+  greeting.items.emplace_back(memory_->checksum);
+  if (fit_) write_wish(fit_->wish(), greeting);
+  return greeting;
+}
+
+bool OuterStep::uses_agreed_codecs(const std::vector<averaging::Member>& members) const {
+  const auto outcome = fit_ ? outcome_of(wishes_of(members)) : std::nullopt;
+  return !outcome || outcome->few_bits;
+}
+
+Task<void> OuterStep::prepare(const Moment& moment) {
+  began_ = runtime_.now();
+  if (moment.occasion == Occasion::epoch_end) whole_ = std::exchange(trained_from_, moment.epoch) + 1 == moment.epoch;
+  co_return;
 }
 
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
@@ -135,8 +181,10 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
 
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
   if (!round || moment.occasion == Occasion::given_up) co_return Effect::none;
+  if (moment.occasion == Occasion::epoch_end) fit_next_rounds(moment, *round);
   if (is_behind(*round)) co_return Effect::behind;
   averaged_ = true;
+  compare_anchors(*round);
   if (moment.occasion == Occasion::epoch_end) warn_of_short_rounds(moment.batches);
   optim::SgdOptions sgd{.lr = optimizer_.lr, .momentum = optimizer_.momentum};
   sgd.nesterov = optimizer_.nesterov && optimizer_.momentum > 0;
@@ -151,6 +199,7 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
       step_to_difference(*memory, sgd);
       replica.write_parameters(views(memory->difference));
     }
+    memory->checksum = checksum_of(memory->anchor);
   });
   co_return delayed ? Effect::publishable : Effect::none;
 }
@@ -159,10 +208,40 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
 bool OuterStep::is_behind(const averaging::RoundReport& round) const {
   std::size_t ahead = 0;
   for (const auto& member : round.group) {
-    const auto steps = member.data.as_uint();
+    const auto* greeting = member.data.get_if<msgpack::Array>();
+    const auto steps = greeting && !greeting->items.empty() ? greeting->items[0].as_uint() : std::nullopt;
     ahead += steps && static_cast<float>(*steps) > memory_->steps;
   }
   return 2 * ahead > round.group.size() - 1;
+}
+
+/// Before the round.
+void OuterStep::compare_anchors(const averaging::RoundReport& round) {
+  std::vector<std::uint64_t> checksums;
+  for (const auto& member : round.group) {
+    const auto* greeting = member.data.get_if<msgpack::Array>();
+    if (!greeting || greeting->items.size() < 2) continue;
+    const auto steps = greeting->items[0].as_uint(), checksum = greeting->items[1].as_uint();
+    if (steps && checksum && *checksum != 0 && static_cast<float>(*steps) == memory_->steps)
+      checksums.push_back(*checksum);
+  }
+  memory_->differs = std::ranges::adjacent_find(checksums, std::not_equal_to()) != checksums.end();
+}
+
+void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundReport& round) {
+  if (!fit_ || round.group.size() < 2) return;
+  Duration last_arrival{};  // before, this peer has waited for a member whose epoch ended later
+  for (const auto& member : round.exchanged) last_arrival = std::max(last_arrival, member.arrival.value_or(0s));
+  fit_->round_ended({.members = round.group.size(),
+                     .values = values_,
+                     .steps = moment.batches,
+                     .computing = moment.seconds,
+                     .whole = whole_,
+                     .behind = to_seconds(runtime_.now() - began_),
+                     .transfer = to_seconds(round.allreduce - last_arrival),
+                     .few_bits = !round.agreed_codecs.empty(),
+                     .link = round.link},
+                    wishes_of(round.group));
 }
 
 void OuterStep::warn_of_short_rounds(std::uint64_t batches) {
@@ -178,6 +257,7 @@ void OuterStep::warn_of_short_rounds(std::uint64_t batches) {
 std::vector<Exchange::Kept> OuterStep::kept() {
   std::vector<Kept> kept;
   kept.push_back({"steps", {1}, std::span(&memory_->steps, 1), memory_});
+  if (fit_) kept.push_back({"rounds", {1}, fit_->kept(), fit_});
   for (std::size_t i = 0; i < memory_->anchor.size(); ++i) {
     const auto& shape = replica_.gradient_infos()[i].shape;
     kept.push_back({"anchor." + std::to_string(i), shape, memory_->anchor[i], memory_});
@@ -198,7 +278,9 @@ Task<void> OuterStep::replacing() {
 
 Task<void> OuterStep::reset() {
   averaged_ = false;
+  trained_from_ = kNone;
   memory_->steps = 0;
+  memory_->checksum = 0;
   residuals_ = averaging::make_residuals(replica_.gradient_infos());
   co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
     replica.read_parameters(views(memory->anchor));

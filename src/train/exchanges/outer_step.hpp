@@ -10,6 +10,7 @@
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/train/exchange.hpp"
 #include "cohive/train/run_options.hpp"
+#include "train/link_fit.hpp"
 
 namespace cohive::train {
 
@@ -18,6 +19,8 @@ struct OuterMemory {
   std::vector<std::vector<float>> anchor, momentum;
   std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
   std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round; else empty
+  std::uint64_t checksum = 0;                  // of the anchor; 0: not known
+  bool differs = false;                        // members of the last round had other anchors after as many steps
   float steps = 0;                             // that led to the anchor: those of one anchor have the same number
   struct Failed {
     averaging::Stretch stretch;
@@ -26,6 +29,9 @@ struct OuterMemory {
   std::mutex mutex;            // of what follows
   std::vector<Failed> failed;  // stretches of this round of which no average came
 };
+
+/// Returns a number that anchors with the same bits have in common; never 0.
+std::uint64_t checksum_of(const std::vector<std::vector<float>>& values);
 
 /// Tells whether the trainer goes on during a round.
 inline bool goes_on(const RunOptions& options, const Moment& moment) {
@@ -37,7 +43,8 @@ inline bool goes_on(const RunOptions& options, const Moment& moment) {
 class OuterStep final : public Exchange {
  public:
   /// Throws std::invalid_argument with a sentence for a model whose parameters it cannot copy.
-  OuterStep(const ExchangeContext& context, OuterOptimizer optimizer);
+  /// \param fit  hears of its rounds, and says how the next ones are; null: nobody does
+  OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, std::shared_ptr<LinkFit> fit = nullptr);
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
@@ -45,6 +52,9 @@ class OuterStep final : public Exchange {
   bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
   msgpack::Value greeting(std::uint64_t) const override;
   Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
+  bool uses_agreed_codecs(const std::vector<averaging::Member>& members) const override;
+  Duration patience() const override { return fit_ ? from_seconds(fit_->patience()) : Duration{}; }
+  Task<void> prepare(const Moment& moment) override;
   Task<Offer> offer(const Moment& moment) override;
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
   std::vector<Kept> kept() override;
@@ -58,6 +68,8 @@ class OuterStep final : public Exchange {
  private:
   bool is_delayed(const Moment& moment) const { return goes_on(options_, moment); }
   bool is_behind(const averaging::RoundReport& round) const;
+  void compare_anchors(const averaging::RoundReport& round);
+  void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
   void warn_of_short_rounds(std::uint64_t batches);
 
   const std::string name_ = "outer_step";
@@ -68,13 +80,18 @@ class OuterStep final : public Exchange {
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
   averaging::ResidualsPtr residuals_;
-  bool averaged_ = false;  // the anchor is one that others have had, too
-  bool carries_ = false;   // from replacing() to loaded(): `difference` has what this peer has come to
+  const std::shared_ptr<LinkFit> fit_;
+  double values_ = 0;               // of the model
+  TimePoint began_{};               // the exchange that goes on
+  std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
+  bool whole_ = false;              // this peer has trained in all of the epoch that ends
+  bool averaged_ = false;           // the anchor is one that others have had, too
+  bool carries_ = false;            // from replacing() to loaded(): `difference` has what this peer has come to
   bool warned_ = false;
 };
 
-/// Averages the anchors now and then. The parameters stay as they are: what changes in an anchor is part of the next
-/// difference.
+/// Averages the anchors now and then, where they differ. The parameters stay as they are: what changes in an anchor is
+/// part of the next difference.
 std::unique_ptr<Exchange> anchor_repair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory,
                                         const OuterOptimizer& optimizer);
 

@@ -243,7 +243,6 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
 }
 
 Task<Result<>> CatchingUp::load_state() {
-  const TimePoint begin = run_.runtime.now();
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   const TimePoint began = run_.runtime.now();
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)
@@ -276,9 +275,9 @@ Task<Result<>> CatchingUp::load_state() {
   run_.tracker.met({donor});
   co_await run_.tracker.refresh();
   const GlobalProgress global = run_.tracker.snapshot();
+  if (run_.fit) run_.fit->downloaded(to_seconds(run_.runtime.now() - began), run_.target() / global.samples_per_second);
   // The donor may have been about to enter the epoch that other peers announced. Of outer steps the next round tells
   // whether any were missed: the epochs of a trainer alone have none.
-  if (run_.fit) run_.fit->downloaded(to_seconds(run_.runtime.now() - begin), run_.target() / global.samples_per_second);
   const bool is_near = epoch + 1 == global.epoch || (run_.options.outer_optimizer && global.epoch > epoch);
   epochs_.enter(is_near ? global.epoch : epoch);
   run_.replica.enter_epoch(run_.counts.epoch());
@@ -336,7 +335,7 @@ Task<bool> CatchingUp::follow_this_round() {
 
 /// Tells whether a good part of an epoch passed until the last state had come.
 bool CatchingUp::downloads_are_slow(const GlobalProgress& global) const {
-  const double epoch = static_cast<double>(run_.options.target_batch_size) / std::max(global.samples_per_second, 1e-9);
+  const double epoch = run_.target() / std::max(global.samples_per_second, 1e-9);
   return to_seconds(downloading_) > epoch * kSlowShare;
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr Duration kCopyPatience = 10s;  // for a copy of the state; a newcomer had better ask another donor then
 constexpr Duration kFirstRetry = 500ms, kLastRetry = 8s;  // of a failed download
 constexpr std::uint64_t kRoundsToFollow = 3;              // of the state, before another download is tried
-constexpr double kSlowShare = 0.25;   // of an epoch, for a download
+constexpr double kSlowShare = 0.25;                       // of an epoch, for a download
 constexpr int kMostTries = 3;         // to join a run whose state nobody shares; it may have ended a moment ago
 constexpr int kMostFruitless = 5;     // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters

@@ -34,7 +34,7 @@ class Bundles {
     std::weak_ptr<Bundle> bundle;
     std::weak_ptr<ConnectionEntry> entry;
   };
-  /// What was seen of a peer's connections until now.
+  /// A peer's connections, as they were at the last look.
   struct Measuring {
     std::pair<std::uint64_t, std::uint64_t> before{};  ///< bytes that had come, and gone
     TimePoint looked = TimePoint::min();

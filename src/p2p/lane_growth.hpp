@@ -12,7 +12,7 @@ namespace cohive::p2p {
 
 class LaneGrowth {
  public:
-  /// What was seen of a transfer for some seconds.
+  /// A transfer, as it went for some seconds.
   struct Load {
     double rate = 0;  ///< bytes per second, of the direction that carried more
     Duration round_trip{};

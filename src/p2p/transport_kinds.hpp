@@ -9,9 +9,9 @@
 namespace cohive::p2p {
 
 struct TransportKind {
-  /// What makes the transport of a host.
+  /// Returns the maker of a transport over a network.
   transport::MakeTransport (*over)(transport::Network& network);
-  /// What that transport answers to Transport::endpoint, for when there is none yet.
+  /// Reads an address as Transport::endpoint of that transport does, for when there is none yet.
   std::optional<transport::Endpoint> (*endpoint)(const Multiaddr& address);
 };
 

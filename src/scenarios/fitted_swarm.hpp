@@ -56,7 +56,7 @@ class FittedSwarm {
   std::unique_ptr<Dht> first_;  // belongs to nobody: no trainer is needed for the others to meet
 };
 
-/// What a run on one kind of line came to.
+/// A run on one kind of line came to this.
 struct FittedRun {
   double first_computing = 0;  ///< share of the first minutes in which a trainer computed, of the one that waited most
   double computing = 0;        ///< the same of the time after these

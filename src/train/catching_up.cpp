@@ -312,7 +312,7 @@ Task<void> CatchingUp::follow_the_run() {
   const std::uint64_t last = run_.tracker.snapshot().epoch + patience;
   const Deadline end = run_.runtime.after(run_.options.load_state_timeout);
   while (!run_.ended && run_.tracker.snapshot().epoch <= last && run_.runtime.now() < end.at())
-    if (co_await follow_round()) break;
+    if (co_await follow_next_round()) break;
 }
 
 /// Who has missed only the group of the last gradients is with the others again after the round of the parameters that
@@ -328,9 +328,7 @@ Task<bool> CatchingUp::follow_this_round() {
     co_return false;
   ++followed_;
   if (!parameters->round()) rounds_.begin(*parameters, next, global.expected, run_.options.averaging_timeout);
-  const Search search{.epoch = next, .patience = run_.options.matchmaking_time};
-  co_return co_await take_epoch_of(
-      co_await rounds_.exchange(*parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
+  co_return co_await follow(*parameters, {.epoch = next, .patience = run_.options.matchmaking_time});
 }
 
 /// Tells whether a good part of an epoch passed until the last state had come.
@@ -339,16 +337,19 @@ bool CatchingUp::downloads_are_slow(const GlobalProgress& global) const {
   return to_seconds(downloading_) > epoch * kSlowShare;
 }
 
-/// Takes part in the next round of the parameters with weight 0, which makes ours those of its members.
-Task<bool> CatchingUp::follow_round() {
+/// Takes part in a round of the parameters that has begun with weight 0, which makes ours those of its members.
+Task<bool> CatchingUp::follow(Scheduled& parameters, Search search) {
+  co_return co_await take_epoch_of(
+      co_await rounds_.exchange(parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
+}
+
+Task<bool> CatchingUp::follow_next_round() {
   Scheduled* const parameters = run_.of_parameters();
   if (!parameters) co_return true;
   const GlobalProgress global = run_.tracker.snapshot();
   if (global.expected < 2 || global.epoch <= run_.counts.epoch() + 1) co_return true;
   rounds_.begin(*parameters, run_.counts.epoch(), global.expected, run_.options.averaging_timeout);
-  const Search search{.patience = run_.options.averaging_timeout};
-  co_return co_await take_epoch_of(
-      co_await rounds_.exchange(*parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
+  co_return co_await follow(*parameters, {.patience = run_.options.averaging_timeout});
 }
 
 /// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it,

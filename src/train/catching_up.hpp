@@ -65,7 +65,8 @@ class CatchingUp {
   Task<bool> follow_this_round();
   bool downloads_are_slow(const GlobalProgress& global) const;
   Task<void> follow_the_run();
-  Task<bool> follow_round();
+  Task<bool> follow_next_round();
+  Task<bool> follow(Scheduled& parameters, Search search);
   static Task<void> prove_claims(CatchingUp& self);
 
   RunContext& run_;

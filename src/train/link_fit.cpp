@@ -5,15 +5,16 @@
 
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/log.hpp"
+#include "median.hpp"
 
 namespace cohive::train {
 namespace {
 
-constexpr double kFirstSteps = 500;                       // of a trainer alone, before anything was measured
-constexpr double kLeastSteps = 30;                        // that a round has by its own wish
-constexpr double kStepsOfMomentum = 80, kMomentum = 0.5;  // the same with more outer momentum, which multiplies steps
-constexpr double kFewestSteps = 10, kMostSteps = 500;     // of each trainer, whatever others wish
-constexpr double kSearches = 3;                           // that a round lasts as long as, at least
+constexpr double kFirstSteps = 500;                    // of a trainer alone, before anything was measured
+constexpr double kLeastSteps = 30;                     // that a round has by its own wish
+constexpr double kStepsOfMomentum = 80;                // the same with much momentum, which multiplies steps
+constexpr double kFewestSteps = 10, kMostSteps = 500;  // of each trainer, whatever others wish
+constexpr double kSearches = 3;                        // that a round lasts as long as, at least
 constexpr double kShareBehind = 0.5;     // of a round that its exchange may take: links are not equally fast always
 constexpr double kShareWaited = 0.04;    // of the time, where trainers wait for the exchange
 constexpr double kMostWaited = 0.05;     // beyond which the reason is told
@@ -51,9 +52,7 @@ template <class T, class Value>
 double middle(const std::deque<T>& of, Value T::* value) {
   std::vector<double> values;
   for (const T& one : of) values.push_back(one.*value);
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, at);
-  return *at;
+  return median(std::move(values));
 }
 
 double megabits(double bytes_per_second) {
@@ -94,7 +93,7 @@ LinkFit::LinkFit(const RunOptions& options)
       fits_bits_(options.fit_compression),
       delayed_(options.delay_state_averaging),
       usual_target_(static_cast<double>(options.target_batch_size)),
-      least_steps_(options.outer_optimizer->momentum > kMomentum ? kStepsOfMomentum : kLeastSteps),
+      least_steps_(options.outer_optimizer->momentum > kMuchMomentum ? kStepsOfMomentum : kLeastSteps),
       matchmaking_(to_seconds(options.matchmaking_time)),
       agrees_(fits_bits_ || options.agreed_grad_compression),
       ordinary_(options.grad_compression),

@@ -20,7 +20,9 @@
 
 namespace cohive::train {
 
-/// What a member of a round would have the next ones be.
+inline constexpr double kMuchMomentum = 0.5;  // of the outer optimizer: published runs have long rounds beyond it
+
+/// A member of a round would have the next ones be so.
 struct RoundWish {
   double target = 0;      ///< samples of all trainers together, at least 1
   bool few_bits = false;  ///< in the codec that needs agreement
@@ -36,7 +38,7 @@ std::optional<RoundWish> read_wish(const msgpack::Array& from, std::size_t at);
 /// nullopt: there is none.
 std::optional<RoundWish> outcome_of(std::vector<RoundWish> wishes);
 
-/// What this peer saw of a round with others.
+/// A round with others, as this peer saw it.
 struct SeenRound {
   std::size_t members = 2;
   double values = 0;          ///< of the model

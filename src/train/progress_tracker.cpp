@@ -9,6 +9,7 @@
 #include "cohive/core/names.hpp"
 #include "cohive/dht/schema.hpp"
 #include "dht/detail/later_expiration.hpp"
+#include "median.hpp"
 
 namespace cohive::train {
 namespace {
@@ -438,10 +439,8 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
   if (speeds_.empty()) return {};
   std::vector<double> known;
   for (const auto& [marker, speed] : speeds_) known.push_back(speed.samples_per_second);
-  const auto middle = known.begin() + static_cast<std::ptrdiff_t>(known.size() / 2);
-  std::ranges::nth_element(known, middle);
   Speeds speeds;
-  speeds.most = kMuchFaster * *middle;
+  speeds.most = kMuchFaster * median(known);
   double all = 0, drawn = 0, count = 0;
   for (const double speed : known) all += std::min(speed, speeds.most);
   for (const Entry& entry : entries) {

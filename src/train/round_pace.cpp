@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "median.hpp"
+
 namespace cohive::train {
 namespace {
 
@@ -12,12 +14,6 @@ constexpr double kDeviations = 6;                   // of the median absolute de
 constexpr double kFactor = 2;                       // and at least this much of the median
 constexpr double kLeast = 2;                        // seconds: scheduling, a retransmission or two
 constexpr double kMostSlack = 16;
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double bound(const std::vector<double>& values) {
   const double usual = median(values);

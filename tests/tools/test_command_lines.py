@@ -85,8 +85,8 @@ class CommandLines(unittest.TestCase):
                               (["--local-steps", "--target-batch-size", "96"], 96)):
             self.assertEqual(json.loads(run("cohive-train", *dry, *flags).stdout)["target_batch_size"], target, flags)
         self.refused("--local-steps", "cohive-train", *dry, "--fit-my-link")
-        self.refused("--target-batch-size", "cohive-train", *dry, "--local-steps", "--fit-my-link", "--target-batch-size", "96",
-                     "--grad-compression", "none")
+        self.refused("--target-batch-size", "cohive-train", *dry, "--local-steps", "--fit-my-link",
+                     "--target-batch-size", "96", "--grad-compression", "none")
 
     def test_manual_pages_and_completions_are_made(self):
         """What they hold is tested where they are installed: tests/package/test_debian.py."""

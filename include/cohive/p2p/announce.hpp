@@ -12,7 +12,7 @@ namespace cohive::p2p {
 
 /// Reads an address as the transports of a host do: transport::Transport::endpoint.
 using ReadEndpoint = std::function<std::optional<transport::Endpoint>(const Multiaddr&)>;
-/// Does it for a host that is given a network.
+/// Reads an address as the transports of a host do that is given a network.
 std::optional<transport::Endpoint> endpoint_over_network(const Multiaddr& address);
 
 /// Tells whether other peers can dial the address, as far as the address itself tells: by a transport that there is, at

@@ -116,7 +116,7 @@ using StreamHandler = std::function<Task<void>(transport::StreamPtr)>;
 
 /// What a host reaches peers through.
 struct Connectivity {
-  /// What makes the host's transports, of which the first that handles an address dials it.
+  /// Each makes one of the host's transports, of which the first that handles an address dials it.
   std::vector<transport::MakeTransport> transports;
   std::unique_ptr<transport::Resolver> resolver;  ///< looks names of addresses up (DNS)
   PortMappers port_mappers = {};  ///< ways to ask the router for ports, in the order in which they are tried
@@ -162,8 +162,8 @@ class Host {
   std::vector<HeldReservation> relays() const;
   /// Returns the bytes that all connections have carried.
   Traffic traffic() const;
-  /// What peers may fill of our memory. Connections charge bytes that were received and not yet read, services charge
-  /// what they keep for a peer.
+  /// Returns the budget of what peers may fill of our memory. Connections charge bytes that were received and not yet
+  /// read, services charge what they keep for a peer.
   MemoryBudget& memory() const noexcept;
   /// What peers did to it: services report what honest ones hardly do.
   Reputation& reputation() const noexcept;

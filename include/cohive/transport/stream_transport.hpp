@@ -13,7 +13,7 @@ namespace cohive::transport {
 /// a cap on upload, less is queued below the streams than the options of their upgraders allow.
 MakeTransport stream_transport(Network& network);
 
-/// What they answer to Transport::endpoint, for when there is none yet.
+/// Reads an address as their Transport::endpoint does, for when there is none of them yet.
 std::optional<Endpoint> stream_endpoint(const Multiaddr& address);
 
 }  // namespace cohive::transport

@@ -56,7 +56,7 @@ struct DialOptions {
   Role role = Role::initiator;  ///< in the handshakes: when both sides dial at once, one of them must respond
 };
 
-/// What a transport says of an address that leads straight to a port of a machine.
+/// An address leads straight to this port of a machine, as its transport reads it.
 struct Endpoint {
   std::uint16_t port = 0;  ///< 0 where to listen: any
   bool mappable = false;   ///< a router forwards the TCP port of this number when it is asked to

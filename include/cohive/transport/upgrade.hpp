@@ -43,8 +43,8 @@ struct TransportOptions {
   std::size_t send_buffer = 256 * 1024;         ///< encrypted, not yet written bytes; writers wait above it
 };
 
-/// What connections of one identity share. What is signed with it is signed once, not for each connection. Immutable,
-/// cheap to copy. `runtime` must outlive it.
+/// Connections of one identity share an upgrader. What is signed with it is signed once, not for each connection.
+/// Immutable, cheap to copy. `runtime` must outlive it.
 class Upgrader {
  public:
   /// Makes one for connections under an identity.

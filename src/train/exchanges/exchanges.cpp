@@ -24,15 +24,14 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
   result.request_timeout = std::min<Duration>(result.request_timeout, options.matchmaking_time / 2);
   result.allreduce_timeout = options.allreduce_timeout.value_or(options.averaging_timeout);
   result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
-  result.reducer_timeout = result.sender_timeout * 2;
   result.verified_share = options.verified_share;
   result.bandwidth = options.bandwidth;
   if (options.fit_target_batch_size || options.fit_compression) {
     result.measures_link = true;
     if (!options.allreduce_timeout) result.allreduce_timeout = std::max<Duration>(result.allreduce_timeout, kThinLink);
     if (!options.next_chunk_timeout) result.sender_timeout = std::max<Duration>(result.sender_timeout, kThinLinkPart);
-    result.reducer_timeout = result.sender_timeout * 2;
   }
+  result.reducer_timeout = result.sender_timeout * 2;
   result.mode = options.client_mode ? averaging::PeerMode::client
                 : options.auxiliary ? averaging::PeerMode::auxiliary
                                     : averaging::PeerMode::node;

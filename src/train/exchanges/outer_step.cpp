@@ -17,7 +17,6 @@ namespace {
 using averaging::Stretch;
 
 constexpr std::uint64_t kFewSteps = 64;  // a round, for which published runs take little momentum
-constexpr double kMuchMomentum = 0.5;    // for so few
 constexpr float kMostSteps = 1 << 24;    // that a float counts
 constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();  // no epoch
 constexpr double kParts = 1e6;                                     // in which settings are told apart
@@ -38,11 +37,26 @@ averaging::AveragerOptions how_to_average(const RunOptions& options, const Outer
   return how;
 }
 
+/// A member's OuterStep::greeting, as far as it makes sense.
+struct Greeting {
+  std::optional<std::uint64_t> steps, checksum;
+  std::optional<RoundWish> wish;
+};
+
+Greeting greeting_of(const averaging::Member& member) {
+  Greeting greeting;
+  const auto* told = member.data.get_if<msgpack::Array>();
+  if (!told) return greeting;
+  if (!told->items.empty()) greeting.steps = told->items[0].as_uint();
+  if (told->items.size() > 1) greeting.checksum = told->items[1].as_uint();
+  greeting.wish = read_wish(*told, 2);
+  return greeting;
+}
+
 std::vector<RoundWish> wishes_of(const std::vector<averaging::Member>& members) {
   std::vector<RoundWish> wishes;
   for (const auto& member : members)
-    if (const auto* greeting = member.data.get_if<msgpack::Array>())
-      if (const auto wish = read_wish(*greeting, 2)) wishes.push_back(*wish);
+    if (const auto wish = greeting_of(member).wish) wishes.push_back(*wish);
   return wishes;
 }
 
@@ -121,10 +135,11 @@ OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, s
       fit_(std::move(fit)) {
   if (!replica_.copies_parameters())
     throw std::invalid_argument("cohive: outer_optimizer needs parameters in host memory, or a model of LibTorch");
-  for (const auto& info : replica_.gradient_infos()) values_ += static_cast<double>(info.elements());
-  for (const auto& info : replica_.gradient_infos())
+  for (const auto& info : replica_.gradient_infos()) {
+    values_ += static_cast<double>(info.elements());
     for (auto* values : {&memory_->anchor, &memory_->momentum, &memory_->difference})
       values->emplace_back(info.elements());
+  }
   replica_.read_parameters(views(memory_->anchor));
 }
 
@@ -208,20 +223,17 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
 bool OuterStep::is_behind(const averaging::RoundReport& round) const {
   std::size_t ahead = 0;
   for (const auto& member : round.group) {
-    const auto* greeting = member.data.get_if<msgpack::Array>();
-    const auto steps = greeting && !greeting->items.empty() ? greeting->items[0].as_uint() : std::nullopt;
+    const auto steps = greeting_of(member).steps;
     ahead += steps && static_cast<float>(*steps) > memory_->steps;
   }
   return 2 * ahead > round.group.size() - 1;
 }
 
-/// Before the round.
+/// The members told checksums of the anchors that they began the round with.
 void OuterStep::compare_anchors(const averaging::RoundReport& round) {
   std::vector<std::uint64_t> checksums;
   for (const auto& member : round.group) {
-    const auto* greeting = member.data.get_if<msgpack::Array>();
-    if (!greeting || greeting->items.size() < 2) continue;
-    const auto steps = greeting->items[0].as_uint(), checksum = greeting->items[1].as_uint();
+    const auto [steps, checksum, wish] = greeting_of(member);
     if (steps && checksum && *checksum != 0 && static_cast<float>(*steps) == memory_->steps)
       checksums.push_back(*checksum);
   }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <barrier>
 #include <future>
 #include <limits>
 
@@ -70,15 +71,18 @@ TEST(Training, AloneItIsTheLocalOptimizerOverTheWholeEpoch) {
 TEST(Training, TwoTrainersTakeTheStepOfOneThatHasSeenAllTheirData) {
   Trainer first({}, 100 * kBatch);
   Trainer second(first.swarm.visible_addresses(), 100 * kBatch);
+  for (Trainer* const trainer : {&first, &second}) trainer->optimizer.load_state_from_peers();  // members from now on
+  std::barrier both(2);
   // The same batch again and again: the average over the epoch does not depend on how often each was used, nor on who
   // was faster, only on the samples' weights, which the trainers know.
-  const auto run = [](Trainer& trainer, std::int64_t seed) {
-    std::pair<std::uint64_t, std::size_t> seen{0, 0};  // samples until the epoch's end, peers that averaged
-    for (;;) {
-      // Both must be seen as part of the run before one of them ends the epoch.
-      while (seen.first == 1 && trainer.optimizer.stats().peers < 2) std::this_thread::yield();
-      ++seen.first;
-      if (const auto report = trainer.step(seed); report.epoch_changed) return seen.second = report.grad_group, seen;
+  const auto run = [&both](Trainer& trainer, std::int64_t seed) {
+    for (std::uint64_t batches = 0;; ++batches) {
+      if (batches == 1) {  // both know of each other before one of them ends the epoch
+        while (trainer.optimizer.stats().peers < 2) std::this_thread::yield();
+        both.arrive_and_wait();
+      }
+      const auto report = trainer.step(seed);
+      if (report.epoch_changed) return std::pair(batches + 1, report.grad_group);
     }
   };
   auto beside = std::async(std::launch::async, [&] { return run(second, 2); });

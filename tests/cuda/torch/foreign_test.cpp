@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <barrier>
 #include <future>
 #include <thread>
 
@@ -104,11 +105,15 @@ TEST(ForeignModels, LocalUpdatesAreAveragedThere) {
       options.use_local_updates = true;
       options.target_batch_size = 100 * kBatch;
       optimizer.emplace(swarm, sgd, options);
+      optimizer->load_state_from_peers();  // a newcomer is a member of the run before the epoch goes on
     }
-    std::size_t run() {
-      for (std::size_t batches = 0;;) {
-        while (batches == 1 && optimizer->stats().peers < 2) std::this_thread::yield();
-        ++batches;
+    /// The peers that its first epoch ended with. Both are known before any makes the second batch.
+    std::size_t run(std::barrier<>& both) {
+      for (std::size_t batches = 0;; ++batches) {
+        if (batches == 1) {
+          while (optimizer->stats().peers < 2) std::this_thread::yield();
+          both.arrive_and_wait();
+        }
         {  // in each batch: the one that comes later takes the state of the other
           const torch::NoGradGuard no_gradients;
           weight.fill_(value);
@@ -125,8 +130,9 @@ TEST(ForeignModels, LocalUpdatesAreAveragedThere) {
   };
   cuda::emulated::take_kernels();
   Trainer first({}, 1), second(first.swarm.visible_addresses(), 3);
-  auto beside = std::async(std::launch::async, [&] { return second.run(); });
-  EXPECT_EQ(first.run(), 2u);
+  std::barrier both(2);
+  auto beside = std::async(std::launch::async, [&] { return second.run(both); });
+  EXPECT_EQ(first.run(both), 2u);
   EXPECT_EQ(beside.get(), 2u);
   for (const auto* trainer : {&first, &second})
     EXPECT_TRUE(torch::equal(trainer->weight.detach(), torch::full({700}, 2, torch::kBFloat16))) << trainer->weight[0];

@@ -2,6 +2,7 @@
 // host memory.
 #include <gmock/gmock.h>
 
+#include <barrier>
 #include <future>
 #include <random>
 #include <thread>
@@ -254,12 +255,16 @@ struct PowerSgdTrainer {
     options.average_state_every = 100;
     options.grad_averager_factory = train::power_sgd_averager({.averager_rank = 2, .min_compression_ratio = 0.1});
     optimizer.emplace(swarm, sgd, options);
+    optimizer->load_state_from_peers();  // a newcomer is a member of the run before the epoch goes on
   }
-  /// An epoch with the same gradient in each batch: the number of batches.
-  std::size_t run(const torch::Tensor& gradient) {
+  /// An epoch with the same gradient in each batch: the number of batches. Both trainers know of each other before any
+  /// makes its second.
+  std::size_t run(const torch::Tensor& gradient, std::barrier<>& both) {
     for (std::size_t batches = 0;;) {
-      // Both must be seen as part of the run before one of them ends the epoch.
-      while (batches == 1 && optimizer->stats().peers < 2) std::this_thread::yield();
+      if (batches == 1) {
+        while (optimizer->stats().peers < 2) std::this_thread::yield();
+        both.arrive_and_wait();
+      }
       ++batches;
       (weight * gradient).sum().backward();
       const auto report = optimizer->step(kBatch);
@@ -279,8 +284,9 @@ TEST(PowerSgdOfTrainers, AveragesGradientsWhereTheyAre) {
   const auto one = torch::linspace(-1, 1, 40).outer(torch::linspace(-1, 1, 60));
   const auto other = torch::linspace(-1, 2, 40).outer(torch::linspace(0, 1, 60));
   emulated::take_copied();
-  auto beside = std::async(std::launch::async, [&] { return second.run(other); });
-  const auto batches = first.run(one), other_batches = beside.get();
+  std::barrier both(2);
+  auto beside = std::async(std::launch::async, [&] { return second.run(other, both); });
+  const auto batches = first.run(one, both), other_batches = beside.get();
   EXPECT_LT(emulated::take_copied().to_host, 2u * 40 * 60 * sizeof(float)) << "factors, and no gradients";
   const double share = static_cast<double>(batches) / static_cast<double>(batches + other_batches);
   const auto expected = -(one * share + other * (1 - share));

@@ -57,7 +57,7 @@ struct AdversaryRun {
 struct AdversaryReport {
   TrainScenarioReport run, without;  ///< of the honest trainers, beside the hostile peers and without them
   /// Speed beside hostile peers, 1 for that without.
-  double speed() const { return static_cast<double>(run.epochs) / static_cast<double>(without.epochs); }
+  double speed() const { return run.epochs_per_hour / without.epochs_per_hour; }
   /// What the honest trainers have lost, as a sentence; empty when nothing: they keep 80 % of their speed, their
   /// parameters stay near those of a run without hostile peers, and no host holds more for others than its budget.
   std::string harm() const;

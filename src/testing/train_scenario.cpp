@@ -137,6 +137,7 @@ class SimulatedSwarm final : public TrainSwarm {
     tasks_.spawn(put_to_sleep(*this), "sleep");
     for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
       runtime_.run_for(1s);
+      if (epoch() > std::exchange(report_.epochs, epoch())) entered_ = second + 1;
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
     finish_report();
@@ -359,9 +360,15 @@ class SimulatedSwarm final : public TrainSwarm {
     }
   }
 
+  /// That of the epochs that have ended. The one in progress counts once it takes longer than they did.
+  double epochs_per_hour() const {
+    if (report_.epochs == 0) return 0;
+    const auto epochs = static_cast<double>(report_.epochs);
+    return epochs / std::max(entered_, to_seconds(scenario_.duration) - entered_ / epochs) * 3600;
+  }
+
   void finish_report() {
-    report_.epochs = epoch();
-    report_.epochs_per_hour = static_cast<double>(report_.epochs) / to_seconds(scenario_.duration) * 3600;
+    report_.epochs_per_hour = epochs_per_hour();
     for (std::uint64_t number = 1; number < report_.epochs; ++number)
       if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;
     report_.mean_group = rounds_ ? static_cast<double>(members_) / static_cast<double>(rounds_) : 0;
@@ -426,6 +433,7 @@ class SimulatedSwarm final : public TrainSwarm {
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
+  double entered_ = 0;  // the epoch in progress, in seconds from the beginning
   TrainScenarioReport report_;
   TaskGroup tasks_;
 };

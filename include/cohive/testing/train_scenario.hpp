@@ -49,7 +49,7 @@ struct TrainScenario {
 /// What came of a simulated run.
 struct TrainScenarioReport {
   std::uint64_t epochs = 0;          ///< of the most advanced trainer
-  double epochs_per_hour = 0;        ///< of simulated time
+  double epochs_per_hour = 0;        ///< of simulated time, by the epochs that have ended
   std::size_t epochs_alone = 0;      ///< that no two trainers averaged
   double mean_group = 0;             ///< members of a gradient round
   double bytes_per_peer_second = 0;  ///< sent on the wire, everything included

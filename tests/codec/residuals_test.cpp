@@ -19,7 +19,8 @@ Slice encode_corrected(const Residuals& residuals, CodecSpec codec, std::size_t 
 
 class EveryLossyCodec : public ::testing::TestWithParam<CodecSpec> {};
 INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodec,
-                         ::testing::Values(CodecSpec(Codec::block4), CodecSpec(Codec::top_k, 0.02)),
+                         ::testing::Values(CodecSpec(Codec::block4), CodecSpec(Codec::top_k, 0.02),
+                                           CodecSpec(Codec::sparse2, 0.02)),
                          [](const auto& test) { return std::string(name_of(test.param.codec)); });
 
 TEST_P(EveryLossyCodec, DeliversInTheLongRunEverythingThatOneRoundLoses) {

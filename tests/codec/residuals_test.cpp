@@ -51,6 +51,18 @@ TEST_P(EveryLossyCodec, DeliversInTheLongRunEverythingThatOneRoundLoses) {
   EXPECT_LT(lost, all * 0.25);
 }
 
+TEST(Residuals, FadeWhereOnlyAShareIsKept) {
+  Residuals residuals(2, 0.5f);
+  const std::vector<float> values = {1, 2}, none(2);
+  const Slice nothing = encode(Codec::sparse2, none);
+  ASSERT_TRUE(residuals.commit(Codec::sparse2, 0, values, nothing));
+  ASSERT_TRUE(residuals.commit(Codec::sparse2, 0, values, nothing));
+  EXPECT_EQ(residuals.values(), (std::vector<float>{1.5f, 3}));
+  std::vector<float> out(2);
+  residuals.correct(0, none, out);
+  EXPECT_EQ(out, (std::vector<float>{0.75f, 1.5f}));
+}
+
 TEST_P(EveryLossyCodec, AValueThatIsNotFinitePoisonsOneRoundOnly) {
   const auto values = normal_values(500, 6);
   for (float bad : {NAN, std::numeric_limits<float>::infinity()}) {

@@ -10,7 +10,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
-#include <stdexcept>
+#include <vector>
 
 #include "half.hpp"
 #include "kernels.hpp"

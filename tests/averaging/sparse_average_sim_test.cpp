@@ -1,4 +1,5 @@
 // Groups whose members send a sixty-fourth of their values, and are answered with a sixteenth of the average's.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>

@@ -19,11 +19,18 @@ from pathlib import Path
 from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say, seeds_of
 
 LOCAL = ["--local-steps", "--no-fit-my-link"]
+SPARSE = [*LOCAL, *SYNCHRONOUS, "--agreed-compression", "sparse2"]
+OF_SENDERS = ["--aggregation", "mean-of-senders"]
 CASES = {  # local steps of a round, and flags
     "gradients in every step": (1, SYNCHRONOUS),
     "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),
     "H = 30, in the background": (30, [*LOCAL, "--outer-momentum", "0.5"]),
     "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4"]),
+    "H = 30, float16, no momentum": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0", "--fp16", "--outer-lr", "1"]),
+    "H = 30, sparse2, mean": (30, [*SPARSE, "--aggregation", "mean", "--outer-lr", "1"]),
+    "H = 30, sparse2, mean of senders": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1"]),
+    "H = 30, sparse2, mean of senders, 0.5": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "0.5"]),
+    "H = 30, sparse2, mean of senders, clipped": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1", "--clip-factor", "1"]),
     "H = 30, momentum 0.9": (30, [*LOCAL, *SYNCHRONOUS]),
     "H = 100": (100, [*LOCAL, *SYNCHRONOUS]),
     "H = 30, parameters averaged": (30, ["--use-local-updates", *SYNCHRONOUS]),

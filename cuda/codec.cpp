@@ -53,7 +53,7 @@ Result<> check_alignment(const void* memory, std::size_t bytes, const char* what
 /// Whether the device has kernels for this combination, which both directions use.
 Result<Stored> check_codec(Codec codec, DType dtype) {
   const auto stored = stored_as(dtype);
-  if (stored && codec::codec_for(codec, dtype, {1}) == codec) return *stored;
+  if (stored && codec != Codec::sparse2 && codec::codec_for(codec, dtype, {1}) == codec) return *stored;
   return invalid("tensors of " + std::string(codec::name_of(dtype)) + " with codec " + std::string(name_of(codec)) +
                  " stay on the CPU");
 }
@@ -172,6 +172,8 @@ int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Inpu
       return kernels::to_block4(queue, in, left, out, count);
     case Codec::top_k:
       return count == 0 ? cudaSuccess : kernels::to_top_k(queue, in, left, wanted_of(spec, count), scratch, out, count);
+    case Codec::sparse2:
+      break;  // see check_codec
   }
   return cudaErrorInvalidValue;
 }

@@ -229,8 +229,31 @@ Task<Result<EncodedStretch>> DeviceParts::Impl::encode(Stretch stretch, codec::C
   co_return EncodedStretch{ByteView((*to)->bytes()).first(bytes), *to};
 }
 
+Task<Result<EncodedStretch>> DeviceParts::Impl::encode_on_host(Stretch stretch, codec::CodecSpec codec) {
+  const auto memory = co_await download_corrected(stretch, codec.codec);
+  if (!memory) co_return memory.error();
+  auto encoded = co_await runtime.offload([memory = *memory, codec, length = stretch.length]() -> Result<Slice> {
+    const auto values = floats_of(*memory, length);
+    auto made = codec::encode_finite(codec, values);
+    if (!made) return Error(averaging::Errc::not_finite);
+    const auto lost = codec::decode_and_accumulate(codec.codec, codec::DType::float32, *made, -1, values);
+    return lost ? Result<Slice>(std::move(*made)) : lost.error();
+  });
+  if (!encoded) co_return encoded.error();
+  const Lanes::Taken lane(*lanes, co_await lanes->turn());
+  const auto fed_back = co_await feedback(stretch, codec.codec);
+  if (!fed_back) co_return fed_back.error();
+  Queued queued(lane->stream);
+  const auto lost = fed_back->lost;
+  if (auto kept = lane->stream.upload_async(ByteView((*memory)->bytes()).first(lost.size_bytes()), lost.data()); !kept)
+    co_return kept.error();
+  if (auto done = co_await queued.done(runtime); !done) co_return done.error();
+  const auto owner = std::make_shared<const Slice>(std::move(*encoded));
+  co_return EncodedStretch{owner->view(), owner};
+}
+
 Task<Result<EncodedStretch>> DeviceParts::encode(Stretch stretch, codec::CodecSpec codec) {
-  return impl_->encode(stretch, codec);
+  return can_encode(codec.codec) ? impl_->encode(stretch, codec) : impl_->encode_on_host(stretch, codec);
 }
 
 Task<Result<std::shared_ptr<OwnContribution>>> DeviceParts::contribute(Stretch stretch, codec::CodecSpec codec,

@@ -30,6 +30,8 @@ struct DeviceParts::Impl {
   Task<Result<Pinned>> download_corrected(averaging::Stretch stretch, codec::Codec codec);
   Task<Result<>> note_delivery(Stream& stream, averaging::Stretch stretch, codec::Codec sent);
   Task<Result<averaging::EncodedStretch>> encode(averaging::Stretch stretch, codec::CodecSpec codec);
+  /// The same for what the device does not encode.
+  Task<Result<averaging::EncodedStretch>> encode_on_host(averaging::Stretch stretch, codec::CodecSpec codec);
   /// What came for a stretch, checked and in pinned memory.
   struct Arrived {
     Pinned memory;

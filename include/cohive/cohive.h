@@ -381,6 +381,9 @@ typedef struct cohive_step_report {
  * reducer_timeout and min_vector_size. And cohive's own: outer_lr, outer_momentum, outer_nesterov and
  * outer_repair_every (steps of an outer optimizer, with use_local_updates), fit_my_link (with these: the trainers agree
  * on rounds that their links carry, on target_batch_size, grad_codecs or both, as far as they are not given),
+ * outer_codec (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with
+ * an outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its
+ * default, or "clipped-mean") and outer_clip_factor (of the last two: times the median norm),
  * target_group_size, bandwidth,
  * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the

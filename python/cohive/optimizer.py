@@ -196,6 +196,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         shared then, and not averaged
     :param outer_momentum: of the outer optimizer, SGD; default: 0.9. 0.5 or less for epochs of 64 local steps or fewer
     :param outer_nesterov: whether its momentum is Nesterov's; default: it is
+    :param outer_codec: with outer_lr: how differences travel between peers that all ask for it: "block4", 4 bits for
+        each value, or "sparse2", a sixth of a bit up and half a bit down, as SparseLoCo has it; no outer_momentum then
+    :param outer_aggregation: with outer_lr: "mean"; "mean-of-senders", that of the peers that have sent a value, which
+        is for sparse2 and its default; or "clipped-mean"
+    :param outer_clip_factor: of the last two: how many times the median norm of a part the norm of a peer's may be
     :param fit_my_link: with outer_lr: the peers agree on epochs that are long enough for their links, and on 4 bits for
         each value where they have to, as far as target_batch_size and grad_compression are not given
     :param client_mode: this peer cannot be reached; default: that of the DHT
@@ -246,6 +251,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
         outer_nesterov: Optional[bool] = None,
+        outer_codec: Optional[str] = None,
+        outer_aggregation: Optional[str] = None,
+        outer_clip_factor: Optional[float] = None,
         fit_my_link: bool = False,
         client_mode: Optional[bool] = None,
         auxiliary: bool = False,
@@ -333,6 +341,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "outer_lr": outer_lr,
             "outer_momentum": outer_momentum,
             "outer_nesterov": outer_nesterov,
+            "outer_codec": outer_codec,
+            "outer_aggregation": outer_aggregation,
+            "outer_clip_factor": outer_clip_factor,
             "fit_my_link": fit_my_link or None,
             "average_state_every": average_state_every,
             "auxiliary": auxiliary,

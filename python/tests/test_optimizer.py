@@ -273,6 +273,9 @@ MODES = {
     "local steps": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, delay_state_averaging=False),
     "local steps in the background": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5),
     "local steps that fit the links": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, fit_my_link=True),
+    "local steps with few differences": dict(
+        use_local_updates=True, outer_lr=0.7, outer_codec="sparse2", outer_aggregation="mean-of-senders"
+    ),
     "local steps of the user's": dict(
         use_local_updates=True, outer_lr=1.0, outer_nesterov=False, optimizer=functools.partial(OwnAdam, lr=0.05)
     ),
@@ -508,6 +511,11 @@ BAD = {
     "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
     "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
     "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),
+    "outer codec alone": (dict(use_local_updates=True, outer_codec="sparse2"), "go with outer_lr"),
+    "outer codec and momentum": (
+        dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, outer_codec="sparse2"),
+        "outer_optimizer.momentum to 0",
+    ),
     "links without outer steps": (dict(use_local_updates=True, fit_my_link=True), "set outer_lr"),
     "nothing to fit": (
         dict(use_local_updates=True, outer_lr=0.7, fit_my_link=True, grad_compression=cohive.Uniform8BitQuantization()),

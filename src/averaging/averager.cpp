@@ -45,6 +45,9 @@ void check(const Aggregation& aggregation) {
       fail("CenteredClip needs a radius above 0 and 1 to 100 iterations");
   if (const auto* clip = std::get_if<ClippedMean>(&aggregation))
     if (!(clip->factor >= 1) || !std::isfinite(clip->factor)) fail("the factor of ClippedMean must be 1 or more");
+  if (const auto* mean = std::get_if<MeanOfSenders>(&aggregation))
+    if (mean->clip != 0 && (!(mean->clip >= 1) || !std::isfinite(mean->clip)))
+      fail("MeanOfSenders clips at 1 or more times the median norm, or with 0 not at all");
 }
 
 void check(const AveragerOptions& options) {
@@ -61,8 +64,12 @@ void check(const AveragerOptions& options) {
   for (const auto& choice : options.codec.choices())
     if (codec::info(choice.codec).needs_agreement)
       fail("AveragerOptions::codec must need no agreement: give this one to agreed_codec");
-  for (const auto& choice : options.agreed_codec.value_or(codec::Codec::none).choices())
-    if (!(choice.density > 0 && choice.density <= 1)) fail("the density of top_k must be above 0 and at most 1");
+  for (const auto& choice : options.agreed_codec.value_or(codec::Codec::none).choices()) {
+    if (!(choice.density > 0 && choice.density <= 1))
+      fail("the density of top_k and sparse2 must be above 0 and at most 1");
+    if (choice.codec == codec::Codec::sparse2 && options.verified_share > 0)
+      fail("averages in sparse2 have what earlier ones have lost, and cannot be made again: leave verified_share out");
+  }
   if (!(options.bandwidth.value().value_or(0) >= 0)) fail("bandwidth must not be negative");
 }
 
@@ -117,7 +124,7 @@ GroupOptions group_options(const AveragerOptions& options) {
   result.straggler_timeout =
       options.sender_timeout > 0s ? options.sender_timeout / kShareOfSenderTimeout : kStragglerTimeout;
   result.mode = options.mode;
-  result.caps_shares = !std::holds_alternative<Mean>(options.aggregation) || options.verified_share > 0;
+  result.caps_shares = bears_liars(options.aggregation) || options.verified_share > 0;
   result.one_average = options.one_average;
   return result;
 }
@@ -141,13 +148,18 @@ struct Averager::Impl {
         background(runtime, "averager") {
     if (!options.scheme) options.scheme = plain_all_reduce();
     if (own_tensors) {
-      residuals = make_residuals(schema);
+      forget_what_is_owed();
       own_parts();  // throws for memory that does not fit
     }
   }
 
   std::shared_ptr<TensorParts> own_parts() {
-    return std::make_shared<HostParts>(runtime, schema, *own_tensors, HostPartsOptions{.residuals = residuals});
+    return std::make_shared<HostParts>(runtime, schema, *own_tensors,
+                                       HostPartsOptions{.residuals = residuals, .answers = answers});
+  }
+  void forget_what_is_owed() {
+    residuals = make_residuals(schema);
+    answers = std::make_shared<AnswerResiduals>(schema);
   }
   static Task<void> run_round(Impl& self, Round::State& state);
   using Reported = Result<std::shared_ptr<const RoundReport>>;
@@ -166,7 +178,8 @@ struct Averager::Impl {
   AveragerOptions options;
   const std::vector<TensorInfo> schema;
   const std::optional<std::vector<TensorSpan>> own_tensors;
-  ResidualsPtr residuals;  // of own_tensors
+  ResidualsPtr residuals;  // of own_tensors, as the next
+  AnswerResidualsPtr answers;
   const std::string base;
   AveragingMetrics metrics;
   LinkMeter meter;
@@ -436,7 +449,7 @@ Task<void> Averager::leave(Deadline deadline) {
 }
 
 void Averager::reset_residuals() {
-  if (impl_->own_tensors) impl_->residuals = make_residuals(impl_->schema);
+  if (impl_->own_tensors) impl_->forget_what_is_owed();
 }
 
 const std::vector<TensorInfo>& Averager::schema() const noexcept {

@@ -61,7 +61,33 @@ void read_ways(OptionReader& reader, TrainerOptions& options) {
     refuse("delay_optimizer_step needs native_steps: a step of the caller's changes the live parameters");
 }
 
-void read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
+averaging::Aggregation aggregation_of(const std::string& name, std::optional<double> clip) {
+  if (name == "mean-of-senders") return averaging::MeanOfSenders{clip.value_or(0)};
+  if (name == "clipped-mean") return averaging::ClippedMean{clip.value_or(averaging::ClippedMean().factor)};
+  if (name != "mean") refuse("outer_aggregation is \"mean\", \"mean-of-senders\" or \"clipped-mean\"");
+  if (clip)
+    refuse("outer_clip_factor goes with an outer_aggregation that clips: \"clipped-mean\" or \"mean-of-senders\"");
+  return averaging::Mean();
+}
+
+/// How differences travel, and what a reducer makes of them. Returns whether a codec was chosen.
+bool read_outer_codec(OptionReader& reader, train::RunOptions& run) {
+  std::string codec;
+  const bool given = reader.read("outer_codec", codec);
+  std::string aggregation = codec == "sparse2" ? "mean-of-senders" : "mean";
+  const bool how = reader.read("outer_aggregation", aggregation);
+  double clip = 0;
+  const bool clips = reader.read("outer_clip_factor", clip);
+  if ((given || how || clips) && !run.outer_optimizer)
+    refuse("outer_codec, outer_aggregation and outer_clip_factor go with outer_lr: set it, too");
+  if (given && codec != "block4" && codec != "sparse2") refuse("outer_codec is \"block4\" or \"sparse2\"");
+  if (given) run.agreed_grad_compression = *codec::codec_from_name(codec);
+  run.grad_aggregation = aggregation_of(aggregation, clips ? std::optional(clip) : std::nullopt);
+  return given;
+}
+
+/// Returns whether a momentum was chosen.
+bool read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
   train::OuterOptimizer outer;
   std::size_t every = 1;
   const bool wanted = reader.read("outer_lr", outer.lr);
@@ -73,6 +99,7 @@ void read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
   if (every > kMostRounds) refuse("outer_repair_every must be at most 10^9");
   if (repair) outer.repair_every = static_cast<int>(every);
   if (wanted) run.outer_optimizer = outer;
+  return momentum;
 }
 
 void read_tracker(OptionReader& reader, train::TrackerOptions& tracker) {
@@ -221,7 +248,11 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   run.fit_target_batch_size = fits && !given;
   read_times(reader, run);
   read_ways(reader, options);
-  read_outer_optimizer(reader, run);
+  const bool momentum = read_outer_optimizer(reader, run);
+  const bool outer_codec = read_outer_codec(reader, run);
+  if (run.outer_optimizer && !momentum && run.agreed_grad_compression &&
+      codec::uses(*run.agreed_grad_compression, codec::Codec::sparse2))
+    run.outer_optimizer->momentum = 0;
   read_tracker(reader, run.tracker_options);
   read_averager(reader, run);
   read_checkpoints(reader, run.checkpoints);
@@ -249,10 +280,10 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   const bool low_rank = reader.read("averager_rank", factors.averager_rank, 1);
   reader.read("min_compression_ratio", factors.min_compression_ratio);
   if (low_rank) run.grad_averager_factory = train::power_sgd_averager(factors);
-  const bool chosen = read_codecs(reader, "grad_codecs", parameters, run.grad_compression);
+  const bool chosen = read_codecs(reader, "grad_codecs", parameters, run.grad_compression) || outer_codec;
   run.fit_compression = fits && !chosen;
   if (fits && !run.fit_target_batch_size && !run.fit_compression)
-    refuse("fit_my_link has nothing to fit: leave target_batch_size or grad_codecs out");
+    refuse("fit_my_link has nothing to fit: leave target_batch_size, or grad_codecs and outer_codec, out");
   read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
   // What exchanges keep, such as an anchor, comes after the caller's tensors, and has no role.
   run.load_state_compression = codec::Compression::role_adaptive(

@@ -1,5 +1,7 @@
 #include "cohive/codec/compression.hpp"
 
+#include <algorithm>
+
 #include <array>
 #include <limits>
 
@@ -99,6 +101,11 @@ std::vector<CodecSpec> Compression::choices() const {
     for (const auto& [key, part] : std::get<std::shared_ptr<const KeyRule>>(rule_)->by_key) add(part);
   }
   return all;
+}
+
+bool uses(const Compression& compression, Codec codec) {
+  const auto choices = compression.choices();
+  return std::ranges::find(choices, codec, &CodecSpec::codec) != choices.end();
 }
 
 }  // namespace cohive::codec

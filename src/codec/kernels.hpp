@@ -45,6 +45,10 @@ struct Kernels {
   /// The largest magnitude; NaN when something is not finite.
   float (*largest)(const float* in, std::size_t count);
   bool (*all_finite)(const float* in, std::size_t count);
+  /// How many magnitudes are not below `least`, which is above 0.
+  std::size_t (*count_from)(const float* in, float least, std::size_t count);
+  /// The places of these, ascending, and how many they are. \param places  room for `count`, which is at most 65536
+  std::size_t (*places_from)(const float* in, float least, std::uint16_t* places, std::size_t count);
   bool (*all_halves_finite)(const std::uint8_t* in, std::size_t count);
 
   /// clamp(round_half_even((x - shift) * inverse_scale) + 128, 0, 255); 0 for NaN.

@@ -69,6 +69,25 @@ struct V {
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), bytes);
   }
 
+  static unsigned reached(F x, F bound) {
+    return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, bound, _CMP_GE_OQ)));
+  }
+  /// A true comparison is -1.
+  struct Counter {
+    Counter() : found(_mm256_setzero_si256()) {}
+    void add(F x, F bound) {
+      found = _mm256_sub_epi32(found, _mm256_castps_si256(_mm256_cmp_ps(x, bound, _CMP_GE_OQ)));
+    }
+    std::size_t total() const {
+      std::uint32_t lanes[8];
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), found);
+      std::size_t sum = 0;
+      for (int k = 0; k < 8; ++k) sum += lanes[k];
+      return sum;
+    }
+    __m256i found;
+  };
+
   // Three levels of the tree fit in a register; the others are gathered.
   struct Tree {
     explicit Tree(const float* t) : tree(t), top(_mm256_loadu_ps(t)) {}

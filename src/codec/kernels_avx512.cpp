@@ -61,6 +61,16 @@ struct V {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
   }
 
+  static unsigned reached(F x, F bound) { return _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ); }
+  struct Counter {
+    Counter() : found(_mm512_setzero_si512()) {}
+    void add(F x, F bound) {
+      found = _mm512_mask_add_epi32(found, _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), found, _mm512_set1_epi32(1));
+    }
+    std::size_t total() const { return static_cast<std::size_t>(_mm512_reduce_add_epi32(found)); }
+    __m512i found;
+  };
+
   // The whole tree in sixteen registers. A position's low bits are its index within its level, which is all that the
   // permutations look at.
   struct Tree {

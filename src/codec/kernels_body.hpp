@@ -204,6 +204,28 @@ bool all_finite(const float* in, std::size_t count) {
   return is_zero(poison);
 }
 
+std::size_t count_from(const float* in, float least, std::size_t count) {
+  const V::F bound = V::set(least);
+  V::Counter found;
+  for_lanes(
+      count, [&](std::size_t i) { found.add(V::abs(V::load(in + i)), bound); },
+      [&](std::size_t i, std::size_t n) { found.add(V::abs(V::load_n(in + i, n)), bound); });
+  return found.total();
+}
+
+std::size_t places_from(const float* in, float least, std::uint16_t* places, std::size_t count) {
+  const V::F bound = V::set(least);
+  std::size_t found = 0;
+  const auto note = [&](std::size_t first, unsigned reached) {
+    for (; reached != 0; reached &= reached - 1)
+      places[found++] = static_cast<std::uint16_t>(first + static_cast<unsigned>(__builtin_ctz(reached)));
+  };
+  for_lanes(
+      count, [&](std::size_t i) { note(i, V::reached(V::abs(V::load(in + i)), bound)); },
+      [&](std::size_t i, std::size_t n) { note(i, V::reached(V::abs(V::load_n(in + i, n)), bound)); });
+  return found;
+}
+
 // Of integers, which the compiler makes wide.
 bool all_halves_finite(const std::uint8_t* in, std::size_t count) {
   constexpr std::uint16_t kExponent = 0x7c00;  // all ones: NaN or infinite
@@ -263,6 +285,7 @@ void add_looked_up(const std::uint8_t* in, const float* table, float* out, std::
 }
 
 #define COHIVE_CODEC_KERNELS(name)                                                                           \
-  {name,       to_half,         to_half_checked,   to_half_unclamped, from_half,       add_half, add_floats, \
-   difference, half_difference, scaled_to_half,    scaled_from_half,  add_scaled_half, divide,   moments,    \
-   largest,    all_finite,      all_halves_finite, quantize,          find_bins,       look_up,  add_looked_up}
+  {name,       to_half,         to_half_checked, to_half_unclamped, from_half,         add_half, add_floats, \
+   difference, half_difference, scaled_to_half,  scaled_from_half,  add_scaled_half,   divide,   moments,    \
+   largest,    all_finite,      count_from,      places_from,       all_halves_finite, quantize, find_bins,  \
+   look_up,    add_looked_up}

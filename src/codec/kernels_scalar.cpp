@@ -49,6 +49,13 @@ struct V {
     *p = static_cast<std::uint8_t>(static_cast<int>(std::nearbyint(low < 127.0f ? low : 127.0f)) + 128);
   }
 
+  static unsigned reached(F x, F bound) { return x >= bound ? 1 : 0; }
+  struct Counter {
+    void add(F x, F bound) { found += reached(x, bound); }
+    std::size_t total() const { return found; }
+    std::size_t found = 0;
+  };
+
   struct Tree {
     explicit Tree(const float* t) : tree(t) {}
     void store_bins(std::uint8_t* p, F x) const {

@@ -14,7 +14,7 @@ namespace cohive::codec {
 
 /// The memory begins as zeros whose pages the system provides as they are written.
 struct Residuals::State {
-  explicit State(std::size_t count) : size(count) {}
+  State(std::size_t count, float share) : size(count), kept(share) {}
   ~State() { std::free(memory.load()); }
   std::span<float> all() const {
     float* values = memory.load(std::memory_order_acquire);
@@ -37,12 +37,13 @@ struct Residuals::State {
   }
 
   const std::size_t size;
+  const float kept;
   std::shared_ptr<ResidualsMemory> elsewhere;
   std::once_flag made;
   std::atomic<float*> memory = nullptr;
 };
 
-Residuals::Residuals(std::size_t size) : state_(std::make_unique<State>(size)) {}
+Residuals::Residuals(std::size_t size, float kept) : state_(std::make_unique<State>(size, kept)) {}
 Residuals::Residuals(Residuals&&) noexcept = default;
 Residuals& Residuals::operator=(Residuals&&) noexcept = default;
 Residuals::~Residuals() = default;
@@ -60,7 +61,8 @@ void Residuals::correct(std::size_t first, std::span<const float> values, std::s
   } else {
     owed = owed.subspan(first, values.size());
   }
-  for (std::size_t i = 0; i < values.size(); ++i) out[i] = values[i] + owed[i];
+  const float kept = state_->elsewhere ? 1 : state_->kept;
+  for (std::size_t i = 0; i < values.size(); ++i) out[i] = values[i] + kept * owed[i];
 }
 
 Result<> Residuals::commit(Codec codec, std::size_t first, std::span<const float> values, ByteView encoded) {

@@ -35,6 +35,7 @@ constexpr std::array kTable = {
         {Codec::blockwise8, "BLOCKWISE_8BIT", 8, false, 0, false, false}, {}, encode_blockwise8, open_blockwise8},
     TableEntry{{Codec::block4, "block4", 4.25, false, 0, true, true}, {}, encode_block4, open_block4},
     TableEntry{{Codec::top_k, "top_k", 32, false, 0, true, true}, {}, encode_top_k, open_top_k},
+    TableEntry{{Codec::sparse2, "sparse2", 0.16, false, 0, true, true}, {}, encode_sparse2, open_sparse2},
 };
 
 constexpr bool ascending() {

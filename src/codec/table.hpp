@@ -39,8 +39,9 @@ const TableEntry& entry_of(Codec codec);
 
 // Each in the file of its name.
 Encode encode_none, encode_meanstd16, encode_float16, encode_quantile8, encode_uniform8, encode_blockwise8,
-    encode_block4, encode_top_k;
-Open open_none, open_meanstd16, open_float16, open_quantile8, open_uniform8, open_blockwise8, open_block4, open_top_k;
+    encode_block4, encode_top_k, encode_sparse2;
+Open open_none, open_meanstd16, open_float16, open_quantile8, open_uniform8, open_blockwise8, open_block4, open_top_k,
+    open_sparse2;
 EncodeFinite encode_finite_float16;
 
 // What decoders share.

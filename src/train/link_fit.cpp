@@ -22,6 +22,7 @@ constexpr double kRoundsOfDownload = 2;  // after which its state is too old
 constexpr double kNear = 1.25;           // what differs by less is the same
 constexpr double kTold = 1.5;            // times that rounds become longer or shorter before that is told
 constexpr double kMostChange = 4;        // from one round to the next
+constexpr double kSparseBits = 0.32;     // of a value in sparse2: the mean of 0.16 up and 0.48 down
 constexpr double kBackToMoreBits = 0.7;  // of the time that few bits would begin at: no change there and back
 constexpr std::size_t kRounds = 3;       // of which the middle one counts
 constexpr double kFloatBits = 32;        // of a value that travels as it is
@@ -35,6 +36,7 @@ constexpr double kOwnLink = 0.6;  // of the exchange: what the own link takes at
 
 double bits_of(const codec::Compression& compression) {
   const auto codec = compression.fixed();
+  if (codec && codec->codec == codec::Codec::sparse2) return kSparseBits;
   const double bits = codec ? codec::info(codec->codec).bits : 0;
   return bits > 0 ? bits : kFloatBits;
 }

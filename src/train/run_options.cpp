@@ -53,6 +53,25 @@ void check_outer_optimizer(const RunOptions& options) {
         "target_batch_size for longer rounds");
 }
 
+void check_sparse(const RunOptions& options) {
+  const auto& agreed = options.agreed_grad_compression;
+  const bool sparse = agreed && codec::uses(*agreed, codec::Codec::sparse2);
+  const bool of_senders = std::holds_alternative<averaging::MeanOfSenders>(options.grad_aggregation);
+  if (std::holds_alternative<averaging::MeanOfSenders>(options.state_aggregation))
+    refuse("state_aggregation MeanOfSenders is about values that are left out, and of parameters none is");
+  if (of_senders && !sparse)
+    refuse("MeanOfSenders is for sparse2, whose senders leave values out: set agreed_grad_compression, too");
+  if (!sparse) return;
+  if (!options.outer_optimizer)
+    refuse("sparse2 is for differences of local steps: set outer_optimizer, or take top_k for gradients");
+  if (options.outer_optimizer->momentum > 0)
+    refuse(
+        "what sparse2 has not sent yet is part of later steps, as a momentum would be: set outer_optimizer.momentum "
+        "to 0");
+  if (options.verified_share > 0)
+    refuse("averages in sparse2 have what earlier ones have lost, and cannot be made again: leave verified_share out");
+}
+
 void check_checkpoints(const RunOptions& options) {
   const CheckpointOptions& checkpoints = options.checkpoints;
   if (checkpoints.keep < 1) refuse("checkpoints.keep must be at least 1");
@@ -75,6 +94,7 @@ void check(const RunOptions& options) {
   check_times(options);
   check_checkpoints(options);
   check_outer_optimizer(options);
+  check_sparse(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
   if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");

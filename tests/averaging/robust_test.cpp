@@ -173,6 +173,20 @@ TEST(ClippedMeanOf, TwoSendersIsNoLargerThanTheFactorTimesTheSmaller) {
   EXPECT_EQ(result(ClippedMean{3}, {vote(0, {7})}, 1)[0], 7);
 }
 
+TEST(MeanOfSendersOf, SparsePartsDividesByTheWeightsOfThoseThatSentAValue) {
+  const std::vector<Vote> votes = {vote(0, {4, 0, 0, 2}, 3), vote(1, {8, -1, 0, 0}, 1), vote(2, {0, -4, 0, 0}, 2)};
+  EXPECT_EQ(result(MeanOfSenders(), votes, 4), (std::vector<float>{5, -3, 0, 2}));
+  EXPECT_EQ(result(MeanOfSenders(), {vote(0, {0, 2}, 0), vote(1, {3, 0}, 1)}, 2), (std::vector<float>{3, 0}));
+}
+
+TEST(MeanOfSendersOf, ALongPartIsScaledDownWhereItClips) {
+  const std::vector<Vote> votes = {vote(0, {3, 4, 0}), vote(1, {0, 0, 5}), vote(2, {600, 800, 0}, 50)};
+  EXPECT_EQ(result(MeanOfSenders{1}, votes, 3), (std::vector<float>{3, 4, 5})) << "of the median's length and weight";
+  EXPECT_GT(result(MeanOfSenders(), votes, 3)[0], 500);
+  EXPECT_TRUE(bears_liars(MeanOfSenders{1}));
+  EXPECT_FALSE(bears_liars(MeanOfSenders()));
+}
+
 TEST(RobustAggregates, SendersWithoutWeightHaveNoVote) {
   const std::vector votes{vote(0, {1}), vote(1, {90}, 0), vote(2, {3}), vote(3, {95}, 0), vote(4, {2})};
   EXPECT_EQ(result(TrimmedMean{0.4}, votes, 1)[0], 2);
@@ -190,6 +204,8 @@ TEST(RobustAggregates, ValuesThatAreGoneMakeNoAverage) {
   EXPECT_FALSE(aggregate(TrimmedMean{0.4}, {vote(0, {1}), gone}, out));
   EXPECT_FALSE(aggregate(CenteredClip{}, {vote(0, {1}), gone}, out));
   EXPECT_FALSE(aggregate(ClippedMean{}, {vote(0, {1}), gone}, out));
+  EXPECT_FALSE(aggregate(MeanOfSenders{}, {vote(0, {1}), gone}, out));
+  EXPECT_FALSE(aggregate(MeanOfSenders{1}, {vote(0, {1}), gone}, out));
 }
 
 }  // namespace

@@ -238,6 +238,15 @@ TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
   EXPECT_THAT(opened(options_of(R"(, "averager_rank": 0)")), HasSubstr("averager_rank"));
   EXPECT_THAT(opened(options_of(R"(, "outer_lr": 0.7)")), HasSubstr("set use_local_updates"));
   EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_momentum": 0.5)")), HasSubstr("with outer_lr"));
+  const auto sparse = [&](const char* more) {
+    return opened(
+        options_of(R"(, "use_local_updates": true, "outer_lr": 0.7, "outer_codec": "sparse2")" + std::string(more)));
+  };
+  EXPECT_THAT(sparse(R"(, "outer_momentum": 0.5)"), HasSubstr("set outer_optimizer.momentum to 0"));
+  EXPECT_THAT(sparse(R"(, "outer_aggregation": "mean", "outer_clip_factor": 2)"),
+              HasSubstr("outer_aggregation that clips"));
+  EXPECT_THAT(sparse(R"(, "outer_aggregation": "median")"), HasSubstr("outer_aggregation is"));
+  EXPECT_THAT(opened(options_of(R"(, "outer_codec": "sparse2")")), HasSubstr("go with outer_lr"));
   const auto good = options_of();
   EXPECT_THAT(opened(good, [](auto& tensor) { tensor.size = 12; }), HasSubstr("another size than its shape"));
   EXPECT_THAT(opened(good, [](auto& tensor) { tensor.dtype = "int32"; }), HasSubstr("float32"));

@@ -200,6 +200,24 @@ TEST_P(EveryFamily, SeesEveryHalfThatIsNotFinite) {
   EXPECT_TRUE(ours().all_halves_finite(nullptr, 0));
 }
 
+TEST_P(EveryFamily, FindsTheMagnitudesThatReachABound) {
+  for (std::size_t count : kCounts) {
+    SCOPED_TRACE(count);
+    auto values = odd_floats(count, 9);
+    std::erase_if(values, [](float value) { return !std::isfinite(value); });
+    for (float least : {1e-45f, 1e-40f, 1e-3f, 0.25f, 65504.0f, 3e38f}) {
+      std::vector<std::uint16_t> wanted, places(values.size() + 1, 0xAAAA);
+      for (std::size_t i = 0; i < values.size(); ++i)
+        if (std::fabs(values[i]) >= least) wanted.push_back(static_cast<std::uint16_t>(i));
+      EXPECT_EQ(ours().count_from(values.data(), least, values.size()), wanted.size()) << least;
+      ASSERT_EQ(ours().places_from(values.data(), least, places.data(), values.size()), wanted.size()) << least;
+      EXPECT_EQ(places.back(), 0xAAAA) << "nothing is written behind";
+      places.resize(wanted.size());
+      EXPECT_EQ(places, wanted) << least;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, EveryFamily, testing::ValuesIn(all_kernels().begin(), all_kernels().end()),
                          [](const auto& info) { return std::string(info.param->name); });
 

@@ -19,7 +19,8 @@ Slice encode_corrected(const Residuals& residuals, CodecSpec codec, std::size_t 
 
 class EveryLossyCodec : public ::testing::TestWithParam<CodecSpec> {};
 INSTANTIATE_TEST_SUITE_P(Codecs, EveryLossyCodec,
-                         ::testing::Values(CodecSpec(Codec::block4), CodecSpec(Codec::top_k, 0.02)),
+                         ::testing::Values(CodecSpec(Codec::block4), CodecSpec(Codec::top_k, 0.02),
+                                           CodecSpec(Codec::sparse2, 0.02)),
                          [](const auto& test) { return std::string(name_of(test.param.codec)); });
 
 TEST_P(EveryLossyCodec, DeliversInTheLongRunEverythingThatOneRoundLoses) {
@@ -48,6 +49,18 @@ TEST_P(EveryLossyCodec, DeliversInTheLongRunEverythingThatOneRoundLoses) {
   }
   EXPECT_LT(lost, lost_without / 3);
   EXPECT_LT(lost, all * 0.25);
+}
+
+TEST(Residuals, FadeWhereOnlyAShareIsKept) {
+  Residuals residuals(2, 0.5f);
+  const std::vector<float> values = {1, 2}, none(2);
+  const Slice nothing = encode(Codec::sparse2, none);
+  ASSERT_TRUE(residuals.commit(Codec::sparse2, 0, values, nothing));
+  ASSERT_TRUE(residuals.commit(Codec::sparse2, 0, values, nothing));
+  EXPECT_EQ(residuals.values(), (std::vector<float>{1.5f, 3}));
+  std::vector<float> out(2);
+  residuals.correct(0, none, out);
+  EXPECT_EQ(out, (std::vector<float>{0.75f, 1.5f}));
 }
 
 TEST_P(EveryLossyCodec, AValueThatIsNotFinitePoisonsOneRoundOnly) {

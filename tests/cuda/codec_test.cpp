@@ -239,7 +239,8 @@ TEST(CodecsWithoutGpu, LeaveToTheCpuWhatOnlyItDecodes) {
 TEST(CodecsWithoutGpu, TakeWhatTheCpuTakes) {
   for (const codec::CodecInfo& one : codec::all_codecs())
     for (const DType dtype : {DType::float32, DType::float16, DType::bfloat16}) {
-      EXPECT_EQ(can_encode(one.codec, dtype), codec::codec_for(one.codec, dtype, {1}) == one.codec) << one.name;
+      const bool here = one.codec != Codec::sparse2 && codec::codec_for(one.codec, dtype, {1}) == one.codec;
+      EXPECT_EQ(can_encode(one.codec, dtype), here) << one.name;
       EXPECT_EQ(can_decode(one.codec, dtype), can_encode(one.codec, dtype)) << one.name;
     }
   EXPECT_FALSE(can_encode(Codec::none, DType::float64));

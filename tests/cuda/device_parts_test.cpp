@@ -167,7 +167,8 @@ TEST_F(OnDevice, EncodedBytesAreThoseOfAHost) {
 TEST_F(OnDevice, WhatIsOwedIsWhatAHostOwes) {
   const std::vector<averaging::TensorInfo> infos{{.shape = {kValues}}};
   for (const codec::CodecSpec& spec :
-       {codec::CodecSpec(codec::Codec::block4), codec::CodecSpec(codec::Codec::top_k, 0.02)}) {
+       {codec::CodecSpec(codec::Codec::block4), codec::CodecSpec(codec::Codec::top_k, 0.02),
+        codec::CodecSpec(codec::Codec::sparse2)}) {
     const auto owed_there = averaging::make_residuals(infos), owed_here = averaging::make_residuals(infos);
     std::vector<float> restored(kValues, 0.25f);
     for (std::size_t round = 0; round < 3; ++round) {

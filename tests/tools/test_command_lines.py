@@ -88,6 +88,16 @@ class CommandLines(unittest.TestCase):
         self.refused("--target-batch-size", "cohive-train", *dry, "--local-steps", "--fit-my-link",
                      "--target-batch-size", "96", "--grad-compression", "none")
 
+    def test_sparse_differences_go_with_local_steps_alone(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        sparse = ["cohive-train", "--model", "cnn", "--dry-run", "--json", "--agreed-compression", "sparse2"]
+        self.assertEqual(run(*sparse, "--local-steps").returncode, 0)
+        self.assertEqual(run(*sparse, "--local-steps", "--aggregation", "mean", "--density", "0.03").returncode, 0)
+        self.refused("outer_optimizer", *sparse)
+        self.refused("momentum to 0", *sparse, "--local-steps", "--outer-momentum", "0.5")
+        self.refused("verified_share", *sparse, "--local-steps", "--verified-share", "0.1")
+
     def test_manual_pages_and_completions_are_made(self):
         """What they hold is tested where they are installed: tests/package/test_debian.py."""
         for program in programs(*ALL):

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+
 #include "checkpoint/temporary_folder.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
@@ -46,6 +48,44 @@ TEST(OuterStep, LearnsWhileTrainersAreKilledAndReplaced) {
   EXPECT_GE(report.newcomers, 2u);
   EXPECT_GE(report.downloads, report.newcomers);
   EXPECT_LT(report.last_loss, report.first_loss / 10);
+}
+
+/// SparseLoCo: a quarter of 64 values at a time, by both rules of its authors.
+TEST(OuterStep, LearnsFromTheLargestDifferencesAlone) {
+  for (const averaging::Aggregation& how :
+       {averaging::Aggregation(), averaging::Aggregation(averaging::MeanOfSenders{1})}) {
+    auto scenario = outer_steps();
+    scenario.tune = [&how](RunOptions& options) {
+      options.use_local_updates = true;
+      options.outer_optimizer = OuterOptimizer{.momentum = 0};
+      options.agreed_grad_compression = codec::Compression::per_tensor(
+          std::vector<codec::Compression>{codec::CodecSpec(codec::Codec::sparse2, 0.25), codec::Codec::none});
+      options.grad_aggregation = how;
+    };
+    const auto report = sim::run_training(scenario);
+    SCOPED_TRACE(::testing::PrintToString(report));
+    EXPECT_GE(report.epochs, 5u);
+    EXPECT_LT(report.last_loss, report.first_loss / 5);
+    EXPECT_EQ(report.offences, 0);
+  }
+}
+
+TEST(OuterStep, SmallTensorsTravelAsTheyAreBesideSparseOnes) {
+  auto scenario = outer_steps();
+  scenario.ballast = 100'000;
+  const auto tune = scenario.tune;
+  std::array<sim::TrainScenarioReport, 2> reports;
+  for (const bool sparse : {false, true}) {
+    scenario.tune = [&](RunOptions& options) {
+      tune(options);
+      options.outer_optimizer->momentum = 0;
+      if (sparse) options.agreed_grad_compression = codec::Codec::sparse2;
+    };
+    reports[sparse] = sim::run_training(scenario);
+  }
+  SCOPED_TRACE(::testing::PrintToString(reports));
+  EXPECT_NEAR(reports[1].last_loss, reports[0].last_loss, 0.05 * reports[0].first_loss) << "nothing of it is left out";
+  EXPECT_LT(reports[1].bytes_per_peer_second, reports[0].bytes_per_peer_second / 2) << "with downloads of the state";
 }
 
 /// Trainers whose local steps go to a place of their own: number n adds to its parameters.

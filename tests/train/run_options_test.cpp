@@ -69,6 +69,32 @@ TEST(RunOptions, WhatIsFittedIsNotGiven) {
               HasSubstr("agreed_grad_compression out"));
 }
 
+TEST(RunOptions, SparseDifferencesGoWithAnOuterStepWithoutMomentum) {
+  const auto sparse = [](RunOptions& o) {
+    o.use_local_updates = true;
+    o.outer_optimizer = OuterOptimizer{.momentum = 0};
+    o.agreed_grad_compression = codec::Codec::sparse2;
+    o.grad_aggregation = averaging::MeanOfSenders{1};
+  };
+  EXPECT_EQ(refusal(sparse), "");
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                sparse(o);
+                o.outer_optimizer->momentum = 0.5;
+              }),
+              HasSubstr("set outer_optimizer.momentum to 0"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                sparse(o);
+                o.verified_share = 0.1;
+              }),
+              HasSubstr("leave verified_share out"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.agreed_grad_compression = codec::Codec::sparse2; }),
+              HasSubstr("set outer_optimizer, or take top_k"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.grad_aggregation = averaging::MeanOfSenders(); }),
+              HasSubstr("MeanOfSenders is for sparse2"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.state_aggregation = averaging::MeanOfSenders(); }),
+              HasSubstr("of parameters none is"));
+}
+
 TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a.b"; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));

@@ -293,7 +293,7 @@ nlohmann::json cuda_kernels(std::size_t values, double seconds) {
                         {"unit", "GB of float32 per second, and the share of a copy's bandwidth"}};
   result["copy"] = device.copy();
   for (const codec::CodecInfo& info : codec::all_codecs())
-    result["codecs"][std::string(info.name)] = device.codec(info);
+    if (cuda::can_encode(info.codec)) result["codecs"][std::string(info.name)] = device.codec(info);
   result["sums"] = device.sums();
   result["steps_of_parameters"] = device.steps();
   for (const auto codec : {codec::Codec::float16, codec::Codec::blockwise8})

@@ -135,8 +135,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
          "behind the training (the default with --local-steps, as far as no other option says it)")
       ->needs(local);
   app.add_option("--outer-lr", o.outer.lr, "its learning rate (default 0.7)")->transform(real(1e-6, 100))->needs(local);
-  app.add_option("--outer-momentum", o.outer.momentum,
-                 "its momentum (default 0.9); 0.5 or less where an epoch is 64 local steps or fewer")
+  app.add_option("--outer-momentum", o.outer_momentum,
+                 "its momentum (default 0.9, with sparse2 0); 0.5 or less where an epoch is 64 local steps or fewer")
       ->transform(real(0, 0.999999))
       ->needs(local);
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
@@ -162,8 +162,9 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       "--fp16", [&o] { o.grad_compression = codec::Codec::float16; }, "the same as --grad-compression float16");
   app.add_option("--agreed-compression,--extension", o.agreed_compression,
                  "send gradients so, with error feedback, where all of a group ask for it")
-      ->check(CLI::IsMember({"block4", "top_k"}));
-  app.add_option("--density", o.density, "the share of gradients that top_k sends (default 0.01)")
+      ->check(CLI::IsMember({"block4", "top_k", "sparse2"}));
+  app.add_option("--density", o.density,
+                 "the share of values that top_k sends (default 0.01), or sparse2 (default 1/64)")
       ->transform(real(1e-6, 1));
   app.add_option("--averager-rank", o.averager_rank,
                  "average gradients by PowerSGD, as factors of this rank; all trainers of the run need the same")
@@ -172,8 +173,9 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--min-compression-ratio", o.min_compression_ratio,
                  "gradients of which the factors save less are averaged as they are (default 0.5)")
       ->transform(real(0, 1));
-  app.add_option("--aggregation", o.aggregation, "how this peer averages its parts (default mean)")
-      ->check(CLI::IsMember({"mean", "trimmed-mean", "centered-clip", "clipped-mean"}));
+  app.add_option("--aggregation", o.aggregation,
+                 "how this peer averages its parts (default mean, with sparse2 mean-of-senders)")
+      ->check(CLI::IsMember({"mean", "mean-of-senders", "trimmed-mean", "centered-clip", "clipped-mean"}));
   app.add_option("--trim", o.trimmed_mean.fraction,
                  "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
       ->transform(real(0.001, 0.499));
@@ -181,8 +183,9 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
       ->transform(real(1e-12, 1e12));
   app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
       ->transform(whole(1, 100));
-  app.add_option("--clip-factor", o.clipped_mean.factor,
-                 "clipped-mean: how many times the median norm of a part the norm of one may be (default 3)")
+  app.add_option("--clip-factor", o.clip_factor,
+                 "clipped-mean and mean-of-senders: how many times the median norm of a part the norm of one may be "
+                 "(default 3, and of mean-of-senders no bound)")
       ->transform(real(1, 1e6));
   app.add_option(
          "--verified-share", run.verified_share,
@@ -410,6 +413,7 @@ void complete_local_steps(TrainOptions& o) {
   if (o.target_batch_size) run.target_batch_size = *o.target_batch_size;
   if (!o.local_steps) return;
   run.use_local_updates = true;
+  o.outer.momentum = o.outer_momentum.value_or(o.agreed_compression == "sparse2" ? 0 : o.outer.momentum);
   run.outer_optimizer = o.outer;
   if (!o.fit_my_link.value_or(true)) return;
   run.fit_target_batch_size = !o.target_batch_size;
@@ -425,13 +429,21 @@ void complete(TrainOptions& o) {
   auto& run = o.optimizer;
   complete_algorithm(o);
   if (auto factor = schedule_of(o)) o.scheduler = schedule(std::move(factor));
+  if (o.aggregation.empty()) o.aggregation = o.agreed_compression == "sparse2" ? "mean-of-senders" : "mean";
   // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
-  if (o.aggregation != "mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
+  if (o.aggregation == "trimmed-mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
+  if (o.aggregation == "centered-clip") run.state_aggregation = o.trimmed_mean;
   if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
-  if (o.aggregation == "clipped-mean") run.grad_aggregation = run.state_aggregation = o.clipped_mean;
+  if (o.aggregation == "clipped-mean")
+    run.grad_aggregation = run.state_aggregation =
+        averaging::ClippedMean{o.clip_factor.value_or(averaging::ClippedMean().factor)};
+  if (o.aggregation == "mean-of-senders") run.grad_aggregation = averaging::MeanOfSenders{o.clip_factor.value_or(0)};
   if (o.grad_compression) run.grad_compression = *o.grad_compression;
-  if (o.agreed_compression == "block4") run.agreed_grad_compression = codec::Codec::block4;
-  if (o.agreed_compression == "top_k") run.agreed_grad_compression = codec::CodecSpec(codec::Codec::top_k, o.density);
+  if (const auto codec = codec::codec_from_name(o.agreed_compression)) {
+    codec::CodecSpec spec(*codec);
+    spec.density = o.density.value_or(spec.density);
+    run.agreed_grad_compression = spec;
+  }
   complete_local_steps(o);
   if (o.averager_rank > 0)
     run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});

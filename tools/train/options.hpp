@@ -33,12 +33,12 @@ struct TrainOptions {
   std::uint64_t max_epochs = 0, seed = 0, eval_every = 0;
   std::string mixed_precision;  ///< float16, bfloat16, or none
   int threads = 1;
-  std::string aggregation = "mean";
+  std::string aggregation;  ///< empty: mean, and with sparse2 mean-of-senders
   averaging::TrimmedMean trimmed_mean;
   averaging::CenteredClip centered_clip;
-  averaging::ClippedMean clipped_mean;
+  std::optional<double> clip_factor;
   std::string agreed_compression;
-  double density = 0.01;
+  std::optional<double> density;
   std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are
   double min_compression_ratio = 0.5;
   bool local_steps = false;
@@ -46,6 +46,7 @@ struct TrainOptions {
   std::optional<std::int64_t> target_batch_size;       ///< unset: fitted, or that of the library
   std::optional<codec::Compression> grad_compression;  ///< the same
   train::OuterOptimizer outer;                         ///< of local steps
+  std::optional<double> outer_momentum;                ///< unset: that of `outer`, and none with sparse2
   log::Options log;
 };
 

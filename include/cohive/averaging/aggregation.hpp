@@ -2,7 +2,7 @@
 /// How a reducer makes one part of what the members of its group sent. Each reducer chooses for the parts it owns and
 /// no other member needs to know, so that Python senders take part: a swarm is protected where all its reducers are.
 ///
-/// Mean is hivemind's. The others bound what a minority that lies can do. In them
+/// Mean is hivemind's. The others, MeanOfSenders without a clip apart, bound what a minority that lies can do. In them
 ///  - a member that contributes with weight 0 (an auxiliary peer, say) has no vote;
 ///  - every other sender has one vote, whatever its weight: weights are claims, and votes must not be for sale;
 ///  - among the votes that count, weights matter up to the median weight (the upper one of an even number; ClippedMean:
@@ -67,7 +67,19 @@ struct ClippedMean {
   double factor = 3.0;  ///< at least 1
 };
 
+/// Value by value, the weighted mean of the senders whose part has something other than 0 there: for sparse2 and top_k,
+/// whose senders leave out what is small, as the code of SparseLoCo has it (https://github.com/one-covenant/templar);
+/// its paper, and Mean, divide by the weights of all. A value that few have sent moves farther than with Mean. Without
+/// a clip one sender can move it anywhere; with one, no sender's part has a norm of more than that times the median
+/// norm, and weights count, as with ClippedMean.
+struct MeanOfSenders {
+  double clip = 0;  ///< at least 1, or 0: none
+};
+
 /// How a reducer makes one value of those that the senders of a part sent.
-using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip, ClippedMean>;
+using Aggregation = std::variant<Mean, TrimmedMean, CenteredClip, ClippedMean, MeanOfSenders>;
+
+/// Tells whether an aggregation bounds what a minority of liars can do.
+bool bears_liars(const Aggregation& how);
 
 }  // namespace cohive::averaging

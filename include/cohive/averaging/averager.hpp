@@ -53,7 +53,7 @@ struct AveragerOptions {
   /// sends when all members offer it; Python peers never do. Elsewhere `codec` is used. For updates such as gradients,
   /// not for parameters. What a round loses is sent with the next one that uses the codec; a part counts as sent when
   /// its average has come back. Averages come back in `codec`, for which float16 goes well with it; with one_average
-  /// those of block4 come back in 4 bits, too.
+  /// those of block4 come back in 4 bits, too, and those of sparse2 in four times as many places as a part has.
   std::optional<codec::Compression> agreed_codec;
   /// Asks for averages that are the same for all members, to the bit: whoever reduces a part encodes its average once,
   /// and all members take what that decodes to, the reducer included. So values are rounded to their codec with every

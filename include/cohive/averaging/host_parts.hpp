@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "cohive/averaging/answer_residuals.hpp"
 #include "cohive/averaging/tensor_parts.hpp"
 #include "cohive/codec/residuals.hpp"
 #include "cohive/core/runtime.hpp"
@@ -19,7 +20,8 @@ class HostMemory;
 /// What lossy codecs owe of each tensor, round after round: handed to the HostParts of one round after another.
 using ResidualsPtr = std::shared_ptr<std::vector<codec::Residuals>>;
 /// Makes residuals of nothing owed. Memory is taken where something is owed for the first time: 4 bytes a value.
-ResidualsPtr make_residuals(std::span<const TensorInfo> tensors);
+/// \param kept  see codec::Residuals
+ResidualsPtr make_residuals(std::span<const TensorInfo> tensors, float kept = 1);
 
 /// How tensors in host memory take part in a round.
 struct HostPartsOptions {
@@ -31,7 +33,8 @@ struct HostPartsOptions {
   /// they are in its cache, or in finish() for stretches without an average. Calls for different stretches run at once.
   /// Not called any more once the task that it belongs to was dropped. It must not end the round itself.
   std::function<void(const StretchResult&)> on_result = nullptr;
-  ResidualsPtr residuals = nullptr;  ///< none: codecs with error feedback are not used
+  ResidualsPtr residuals = nullptr;      ///< none: codecs with error feedback are not used
+  AnswerResidualsPtr answers = nullptr;  ///< see TensorParts::answer_residuals
 };
 
 /// Serves one round; make another one for the next. The memory is touched only while a task or a contribution of this
@@ -45,6 +48,7 @@ class HostParts final : public TensorParts {
 
   const std::vector<TensorInfo>& infos() const noexcept override;
   bool keeps_residuals() const noexcept override;
+  AnswerResidualsPtr answer_residuals() const override;
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
   Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
                                                             Terms terms) override;

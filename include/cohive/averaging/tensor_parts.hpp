@@ -152,6 +152,8 @@ class FactoredTensor {
   virtual Task<Result<>> apply(std::span<const float> q, bool counts) = 0;
 };
 
+class AnswerResiduals;
+
 /// The tensors of one member, for one round at a time. Called on the loop; operations on different stretches run at
 /// once, those on one stretch one after another. The tensors' memory is touched only while an operation (or a
 /// contribution) is in progress: dropping its task waits for the computation that is running, which is at most that of
@@ -164,6 +166,9 @@ class TensorParts {
   virtual const std::vector<TensorInfo>& infos() const noexcept = 0;
   /// Tells whether what a lossy codec loses is kept for the next round. Codecs with error feedback are used then only.
   virtual bool keeps_residuals() const noexcept { return false; }
+  /// Returns where this member, as a reducer, notes what its averages lose: averages of parts in sparse2 come back in
+  /// sparse2 then. Null: they come back in the ordinary codec.
+  virtual std::shared_ptr<AnswerResiduals> answer_residuals() const { return nullptr; }
 
   /// Encodes a stretch for its reducer. Errors: Errc::not_finite for a value that is NaN or infinite.
   virtual Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) = 0;

@@ -1,6 +1,6 @@
 /// \file
-/// Tensors to bytes and back, bit for bit as hivemind has them, and two codecs of our own. Pure functions: safe on any
-/// thread, and slow for large tensors.
+/// Tensors to bytes and back, bit for bit as hivemind has them, and three codecs of our own. Pure functions: safe on
+/// any thread, and slow for large tensors.
 ///
 /// What is guaranteed beside Python hivemind 1.1.12 (tests/data/codec_vectors.json holds the proof):
 ///  - decoding gives the same bits, for every codec and dtype; buffers whose scales are NaN or infinite are an error;
@@ -33,23 +33,30 @@ enum class Codec : std::uint8_t {
   // Ours, for updates where 0 means "nothing new", such as gradients.
   block4 = 64,  ///< 4 bits, and a bfloat16 scale for every 64 values: 4.25 bits a value
   top_k = 65,   ///< the k values of largest magnitude as halves, and where they are: 32 bits for each of those
+  /// The 64 values of largest magnitude of every 4096 (SparseLoCo, https://arxiv.org/abs/2508.15706) with 2 bits for
+  /// each and Rice codes of where they are: 0.16 bits a value.
+  sparse2 = 66,
 };
 
 /// A codec and its parameters.
 struct CodecSpec {
-  /// Takes a codec and, for top_k, its density.
-  CodecSpec(Codec kind = Codec::none, double share = 0.01) : codec(kind), density(share) {}
-  Codec codec;     ///< the kind of encoding
-  double density;  ///< of top_k: the share of values sent, above 0 and at most 1; at least one value is
+  /// Takes a codec with its usual density.
+  CodecSpec(Codec kind = Codec::none) : CodecSpec(kind, kind == Codec::sparse2 ? 1.0 / 64 : 0.01) {}
+  /// Takes a codec and, for top_k and sparse2, its density.
+  CodecSpec(Codec kind, double share) : codec(kind), density(share) {}
+  Codec codec;  ///< the kind of encoding
+  /// Of top_k and sparse2: the share of values sent, above 0 and at most 1; at least one value is, of each block.
+  double density;
+  bool fixed_places = false;  ///< of sparse2: 12 bits for each place in place of a Rice code, which is less work
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };
 
 /// What is known about a codec.
 struct CodecInfo {
   Codec codec = Codec::none;  ///< the codec that this entry is about
-  std::string_view name;      ///< as hivemind names it ("FLOAT16"); in lower case the two of ours
-  /// Per value on the wire, without scales and code books; of top_k, per value that is sent. 0: as many as the dtype
-  /// has.
+  std::string_view name;      ///< as hivemind names it ("FLOAT16"); in lower case those of ours
+  /// Per value on the wire, without scales and code books; of top_k, per value that is sent; of sparse2, with its usual
+  /// density. 0: as many as the dtype has.
   double bits = 0;
   bool exact = false;  ///< to encode what was decoded gives the same bytes again
   /// Bytes per value where every value is encoded by itself, so that a buffer can be made and read in any pieces; 0: it

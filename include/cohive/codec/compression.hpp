@@ -71,6 +71,9 @@ class Compression {
   Rule rule_;
 };
 
+/// Tells whether a strategy may choose a codec.
+bool uses(const Compression& compression, Codec codec);
+
 /// A strategy for each role that shall not have the default.
 struct Compression::Roles {
   std::optional<Compression> activation{},  ///< of Role::activation; unset: the default, as with the next three

@@ -25,13 +25,17 @@ class ResidualsMemory {
 /// first time. Calls for stretches that do not overlap may run at once on several threads.
 class Residuals {
  public:
-  /// Owes nothing yet. \param size values of the tensor.
-  explicit Residuals(std::size_t size);
+  /// Owes nothing yet.
+  /// \param size  values of the tensor
+  /// \param kept  the share of what is owed that is still owed one round later, above 0 and at most 1: what is too
+  /// small
+  ///     to be sent for long is old by then. Of the host's memory; other memory keeps all.
+  explicit Residuals(std::size_t size, float kept = 1);
   Residuals(Residuals&&) noexcept;
   Residuals& operator=(Residuals&&) noexcept;
   ~Residuals();
 
-  /// Writes `values`, those of the stretch that begins at `first`, plus what is owed of them.
+  /// Writes `values`, those of the stretch that begins at `first`, plus what is still owed of them.
   void correct(std::size_t first, std::span<const float> values, std::span<float> out) const;
   /// Notes that the corrected values were delivered as `encoded`: what that lost is owed from now on. Errors: a buffer
   /// that cannot be decoded; it changes nothing.

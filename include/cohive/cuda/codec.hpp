@@ -30,7 +30,7 @@ namespace cohive::cuda {
 using codec::Codec;
 
 /// Whether the GPU encodes tensors of this dtype with this codec: of the three dtypes above all that codec_for() leaves
-/// as they are.
+/// as they are, but for sparse2, which stays on the CPU.
 bool can_encode(Codec codec, codec::DType dtype = codec::DType::float32);
 /// Whether the GPU decodes this codec.
 bool can_decode(Codec codec, codec::DType dtype = codec::DType::float32);

@@ -12,12 +12,14 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "receive_while_moving.hpp"
+#include "sent_part.hpp"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr Duration kDialLimit = 10s;       // for a call to a member; it was alive a moment ago
 constexpr double kFraming = 1.05;          // what headers and scales of codecs add to the values
+constexpr double kPlacesOfAnAnswer = 4;    // in sparse2, for each one of a part
 constexpr std::size_t kPreparedAhead = 2;  // parts encoded, or contributed, before the one in progress is through
 
 codec::CompressionInfo compression_info(const TensorInfo& tensor, std::size_t index) {
@@ -89,12 +91,13 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
   std::vector<std::vector<Part>> parts_by_owner(setup.group->members.size());
   for (const Part& part : cut_into_parts(parted, options.part_size_bytes, setup.fractions))
     parts_by_owner[part.owner].push_back(part);
-  return std::shared_ptr<AllReduce>(
-      new AllReduce(host, options, metrics, std::move(setup), std::move(codecs), std::move(parts_by_owner)));
+  return std::shared_ptr<AllReduce>(new AllReduce(host, options, metrics, std::move(setup), std::move(codecs),
+                                                  std::move(parts_by_owner), tensors.answer_residuals()));
 }
 
 AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
-                     std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner)
+                     std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner,
+                     AnswerResidualsPtr answer_residuals)
     : host_(host),
       runtime_(host.runtime()),
       options_(options),
@@ -102,6 +105,7 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       setup_(std::move(setup)),
       codecs_(std::move(codecs)),
       parts_by_owner_(std::move(parts_by_owner)),
+      answer_residuals_(std::move(answer_residuals)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation,
                answer_codecs()),
       checks_(make_checks(host_, options_, metrics_,
@@ -134,18 +138,30 @@ codec::CodecSpec AllReduce::codec_of(const Part& part) const {
   return spec;
 }
 
-/// What the places of all senders have in common is too little for top_k to pay on the way back.
+/// What the places of all senders have in common is too little for top_k to pay on the way back. In sparse2 an average
+/// has more places than a part, and what it has no room for comes with a later one.
 codec::CodecSpec AllReduce::answer_codec_of(const Part& part) const {
-  const codec::CodecSpec sent = codec_of(part);
-  if (setup_.group->one_average && sent.codec != codec::Codec::top_k) return sent;
+  codec::CodecSpec sent = codec_of(part);
+  const bool sparse = sent.codec == codec::Codec::sparse2;
+  if (sparse) sent.density = std::min(1.0, kPlacesOfAnAnswer * sent.density);
+  const bool fits = sparse ? answer_residuals_ != nullptr : sent.codec != codec::Codec::top_k;
+  if (setup_.group->one_average && fits) return sent;
   return codec::codec_for(codecs_[part.tensor].ordinary.codec, codec::DType::float32,
                           {static_cast<std::uint32_t>(part.length)});
 }
 
-std::vector<codec::CodecSpec> AllReduce::answer_codecs() const {
-  std::vector<codec::CodecSpec> codecs;
+std::vector<AnswerCodec> AllReduce::answer_codecs() const {
+  std::vector<AnswerCodec> codecs;
+  std::vector<Stretch> fed_back;
   if (setup_.group->one_average || !setup_.group->agreed_codecs.empty())
-    for (const Part& part : own_parts()) codecs.push_back(answer_codec_of(part));
+    for (const Part& part : own_parts()) {
+      AnswerCodec& answer = codecs.emplace_back(AnswerCodec{answer_codec_of(part)});
+      if (answer.spec.codec != codec::Codec::sparse2) continue;
+      answer.residuals = answer_residuals_;
+      answer.stretch = stretch_of(part);
+      fed_back.push_back(answer.stretch);
+    }
+  if (answer_residuals_) answer_residuals_->reduce(std::move(fed_back));
   return codecs;
 }
 
@@ -205,11 +221,25 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
 /// Gets our contributions ready ahead of their turn; on a device that takes a while.
 Task<void> AllReduce::prepare_own(AllReduce& self, TensorParts& tensors, Contributions& prepared) {
   for (const Part& part : self.own_parts()) {
-    auto own = co_await tensors.contribute(stretch_of(part), self.codec_of(part), self.setup_.terms);
+    auto own = co_await self.prepare_own_part(tensors, part);
     const bool usable = own.has_value();
     if (!co_await prepared.send(std::move(own)) || !usable) break;
   }
   prepared.close();
+}
+
+/// Where members send few of their values we count with as few of ours, or else ours alone would be in the average at
+/// all other places.
+Task<Result<AllReduce::OwnPart>> AllReduce::prepare_own_part(TensorParts& tensors, const Part& part) {
+  const codec::CodecSpec codec = codec_of(part);
+  if (codec.codec != codec::Codec::sparse2) {
+    CO_TRY(auto values, co_await tensors.contribute(stretch_of(part), codec, setup_.terms));
+    co_return OwnPart{std::move(values), {}};
+  }
+  CO_TRY(auto stretch, co_await tensors.encode(stretch_of(part), codec));
+  const Answer::Sent sent{codec.codec, stretch};
+  co_return OwnPart{std::make_shared<OwnSentPart>(std::move(stretch), codec.codec, part.length, setup_.terms.weight),
+                    sent};
 }
 
 /// Our contribution to our own parts, and their averages into our tensors.
@@ -229,8 +259,8 @@ Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors) {
   }
 }
 
-Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index,
-                                          std::shared_ptr<OwnContribution> own) {
+Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part) {
+  const auto own = std::move(own_part.values);
   const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
   CO_TRY(std::shared_ptr<Contribution> contribution, co_await checks_->take_own(index, own));
@@ -247,7 +277,7 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
     average->buffer = average->record.view();
     answer.part = std::move(average);
   }
-  if (codec::info(codec_of(part).codec).error_feedback) answer.sent = Answer::Sent{};  // it counted without any loss
+  if (codec::info(codec_of(part).codec).error_feedback) answer.sent = std::move(own_part.sent);
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
 }
 
@@ -396,9 +426,10 @@ Result<AnsweredPart> AllReduce::read_reply(const Part& part, EncodedStretch sent
   AnsweredPart reply{std::move(sent), codec, part.length, nullptr,
                      average ? Answer::Form::average : Answer::Form::difference};
   if (average && part.length > 0 && message.tensor && codec::element_count(message.tensor->shape) == 0) return reply;
-  const codec::CodecSet agreed = setup_.group->one_average
-                                     ? setup_.group->agreed_codecs & codec::CodecSet{codec::Codec::block4}
-                                     : codec::CodecSet();
+  const codec::CodecSet agreed =
+      setup_.group->one_average
+          ? setup_.group->agreed_codecs & codec::CodecSet{codec::Codec::block4, codec::Codec::sparse2}
+          : codec::CodecSet();
   TRY(auto encoded, encoded_part(message, std::move(record), part.length, agreed));
   reply.answer = std::make_shared<EncodedPart>(std::move(encoded));
   return reply;

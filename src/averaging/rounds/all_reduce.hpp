@@ -85,15 +85,22 @@ class AllReduce {
     EncodedStretch stretch;
     std::string commitment;  ///< where averages are checked
   };
-  using Contributions = Channel<Result<std::shared_ptr<OwnContribution>>>;
+  /// Our contribution to a part that we reduce, and how it counts: without any loss, or as we would send it.
+  struct OwnPart {
+    std::shared_ptr<OwnContribution> values;
+    Answer::Sent sent;
+  };
+  using Contributions = Channel<Result<OwnPart>>;
   using EncodedParts = Channel<Result<Outgoing>>;
 
   AllReduce(p2p::Host& host, const AveragerOptions& options, const AveragingMetrics& metrics, Setup setup,
-            std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner);
+            std::vector<TensorCodecs> codecs, std::vector<std::vector<Part>> parts_by_owner,
+            AnswerResidualsPtr answer_residuals);
 
   static Task<void> prepare_own(AllReduce& self, TensorParts& tensors, Contributions& prepared);
+  Task<Result<OwnPart>> prepare_own_part(TensorParts& tensors, const Part& part);
   static Task<void> reduce_own(AllReduce& self, TensorParts& tensors);
-  Task<Result<>> reduce_own_part(TensorParts& tensors, std::size_t index, std::shared_ptr<OwnContribution> own);
+  Task<Result<>> reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part);
 
   static Task<void> exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   Task<Result<>> call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange);
@@ -131,7 +138,7 @@ class AllReduce {
   codec::CodecSpec codec_of(const Part& part) const;
   codec::CodecSpec answer_codec_of(const Part& part) const;
   /// Lists what averages of our own parts come back in; empty where all answers are differences.
-  std::vector<codec::CodecSpec> answer_codecs() const;
+  std::vector<AnswerCodec> answer_codecs() const;
   /// Tells whether parts in this codec are answered with averages.
   bool is_answered_with_average(codec::Codec codec) const;
   std::size_t replies_in_flight(std::size_t sender) const;
@@ -152,6 +159,7 @@ class AllReduce {
   const Setup setup_;
   const std::vector<TensorCodecs> codecs_;
   const std::vector<std::vector<Part>> parts_by_owner_;
+  const AnswerResidualsPtr answer_residuals_;
   Reducer reducer_;
   const std::unique_ptr<RoundChecks> checks_;
   std::set<std::size_t> answering_;  // senders that a reply is being sent to

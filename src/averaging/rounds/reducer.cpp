@@ -20,16 +20,25 @@ std::size_t most_open_parts(const Aggregation& how, const std::vector<std::size_
 }
 }  // namespace
 
-void PartSum::encode(codec::CodecSpec codec) {
+void PartSum::encode(const AnswerCodec& codec) {
   EncodedPart part;
-  part.codec = codec.codec;
-  part.record = codec.codec == codec::Codec::none ? memory_ : codec::encode(codec, {values_, length_});
+  part.codec = codec.spec.codec;
+  const std::span<const float> average(values_, length_);
+  if (codec.residuals) {
+    std::vector<float> corrected(length_);
+    codec.residuals->correct(codec.stretch, average, corrected);
+    part.record = codec::encode(codec.spec, corrected);
+  } else {
+    part.record = part.codec == codec::Codec::none ? memory_ : codec::encode(codec.spec, average);
+  }
   part.buffer = part.record.view();
-  if (open_finite(part, length_)) encoded = std::make_shared<const EncodedPart>(std::move(part));
+  if (!open_finite(part, length_)) return;
+  if (codec.residuals && !codec.residuals->commit(codec.stretch, part.codec, average, part.buffer)) return;
+  encoded = std::make_shared<const EncodedPart>(std::move(part));
 }
 
 Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t senders, std::size_t own,
-                 Aggregation aggregation, std::vector<codec::CodecSpec> codecs)
+                 Aggregation aggregation, std::vector<AnswerCodec> codecs)
     : runtime_(runtime),
       lengths_(std::move(lengths)),
       own_(own),

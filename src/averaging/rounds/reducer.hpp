@@ -12,11 +12,19 @@
 
 #include "averaging/detail/part_math.hpp"
 #include "averaging/schemes/robust.hpp"
+#include "cohive/averaging/answer_residuals.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 
 namespace cohive::averaging {
+
+/// How the average of a part is encoded.
+struct AnswerCodec {
+  codec::CodecSpec spec;
+  AnswerResidualsPtr residuals = nullptr;  ///< of what earlier averages lost; null: nobody keeps them
+  Stretch stretch{};                       ///< which values of the tensors these are
+};
 
 /// One part: its sum while senders contribute, then its average.
 class PartSum {
@@ -37,7 +45,7 @@ class PartSum {
   Slice bytes() const { return memory_; }
   /// Encodes the average, in place of which all members take what that decodes to. An average that the codec cannot
   /// hold is none.
-  void encode(codec::CodecSpec codec);
+  void encode(const AnswerCodec& codec);
 
   Event finished;
   std::shared_ptr<const EncodedPart> encoded;  ///< the average, where it was to be encoded and there is one
@@ -57,7 +65,7 @@ class Reducer {
   /// \param own  the sender that is added last, when all others have been: its values are at hand at any time
   /// \param codecs  of the averages, of each part or empty: none is encoded
   Reducer(Runtime& runtime, std::vector<std::size_t> part_lengths, std::size_t senders, std::size_t own,
-          Aggregation aggregation = Mean(), std::vector<codec::CodecSpec> codecs = {});
+          Aggregation aggregation = Mean(), std::vector<AnswerCodec> codecs = {});
 
   /// Waits until part `index` is open, then until the values were added or opened. Each sender contributes its parts in
   /// order. Errors: whatever the contribution reports, and then the caller bans the sender; round_cancelled when it was
@@ -93,7 +101,7 @@ class Reducer {
   };
   struct OpenPart {
     PartSumPtr sum;
-    std::optional<codec::CodecSpec> codec;     // of the average
+    std::optional<AnswerCodec> codec;          // of the average
     std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
     std::vector<Waiting> waiting;
     std::set<std::size_t> contributed;
@@ -126,7 +134,7 @@ class Reducer {
   std::vector<std::size_t> lengths_;
   const std::size_t own_;
   const Aggregation aggregation_;
-  const std::vector<codec::CodecSpec> codecs_;
+  const std::vector<AnswerCodec> codecs_;
   std::size_t most_open_;
   std::deque<OpenPtr> open_;  // parts current_, current_ + 1, ...
   std::set<std::size_t> active_;

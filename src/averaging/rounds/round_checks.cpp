@@ -95,8 +95,7 @@ std::unique_ptr<RoundChecks> make_checks(p2p::Host& host, const AveragerOptions&
   if (options.verified_share > 0)
     return std::make_unique<VerifiedRound>(host, metrics, std::move(setup), options.verified_share,
                                            options.aggregation);
-  if (!std::holds_alternative<Mean>(options.aggregation))
-    return std::make_unique<LengthChecks>(host.runtime(), std::move(setup));
+  if (bears_liars(options.aggregation)) return std::make_unique<LengthChecks>(host.runtime(), std::move(setup));
   return std::make_unique<RoundChecks>();
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "averaging/detail/part_math.hpp"
@@ -17,7 +18,7 @@ namespace {
 constexpr std::size_t kMatrix = 64 * 1024;                   // values
 constexpr std::size_t kMinColumns = 64, kMaxColumns = 1024;  // multiples of kSideBySide
 constexpr std::size_t kSideBySide = 16;                      // sums that run side by side
-constexpr double kLeastWeight = 1e-6;                        // of the median
+constexpr double kLeastWeight = 1e-6, kMostWeight = 1e15;    // of the median; the most: of a mean that bears no liars
 
 using Comparators = std::vector<std::pair<std::size_t, std::size_t>>;
 
@@ -97,6 +98,19 @@ COHIVE_WIDE void add_scaled_to(const float* values, float factor, float* sum, st
   for (std::size_t i = 0; i < columns; ++i) sum[i] += factor * values[i];
 }
 
+/// Of what a sender has left out its value is 0.
+COHIVE_WIDE void add_sent(const float* values, float factor, float weight, float* sum, float* weights,
+                          std::size_t columns) {
+  for (std::size_t i = 0; i < columns; ++i) {
+    sum[i] += weight * (factor * values[i]);
+    weights[i] += values[i] != 0 ? weight : 0.0f;
+  }
+}
+
+COHIVE_WIDE void divide_where_sent(const float* weights, float* sum, std::size_t columns) {
+  for (std::size_t i = 0; i < columns; ++i) sum[i] = weights[i] > 0 ? sum[i] / weights[i] : 0.0f;
+}
+
 COHIVE_WIDE void add_to(const float* step, float* centre, std::size_t columns) {
   for (std::size_t i = 0; i < columns; ++i) centre[i] += step[i];
 }
@@ -110,6 +124,7 @@ class Matrix {
         rows_(votes.size() * stride_) {}
 
   std::size_t stride() const { return stride_; }
+  std::size_t votes() const { return votes_.size(); }
   const float* row(std::size_t vote) const { return rows_.data() + vote * stride_; }
   bool read(std::size_t first, std::size_t columns) {
     for (std::size_t i = 0; i < votes_.size(); ++i)
@@ -205,27 +220,35 @@ bool centered_clip(const CenteredClip& how, const std::vector<Vote>& votes, std:
   return all_finite(centre);
 }
 
+/// By what each vote is to be scaled so that none is longer than `factor` times the median norm; none where a vote
+/// cannot be read.
+std::optional<std::vector<double>> clips(Matrix& matrix, double factor, std::size_t length) {
+  std::vector<double> norms(matrix.votes());
+  for (std::size_t first = 0; first < length; first += matrix.stride()) {
+    const std::size_t columns = std::min(matrix.stride(), length - first);
+    if (!matrix.read(first, columns)) return std::nullopt;
+    for (std::size_t i = 0; i < norms.size(); ++i) norms[i] += squared_norm(matrix.row(i), columns);
+  }
+  for (double& norm : norms) norm = std::sqrt(norm);
+  auto sorted = norms;
+  const auto median = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
+  std::nth_element(sorted.begin(), median, sorted.end());
+  const double longest = factor * *median;
+  for (double& norm : norms) norm = norm > longest ? longest / norm : 1.0;
+  return norms;
+}
+
 /// Two passes over the votes: their norms, then their sum.
 bool clipped_mean(const ClippedMean& how, const std::vector<Vote>& votes, std::span<float> out) {
   const auto weights = counted_weights(votes, how.factor);
   double total = 0;
   for (float weight : weights) total += static_cast<double>(weight);
   Matrix matrix(votes);
-  std::vector<double> norms(votes.size());
-  for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
-    const std::size_t columns = std::min(matrix.stride(), out.size() - first);
-    if (!matrix.read(first, columns)) return false;
-    for (std::size_t i = 0; i < votes.size(); ++i) norms[i] += squared_norm(matrix.row(i), columns);
-  }
-  for (double& norm : norms) norm = std::sqrt(norm);
-  auto sorted = norms;
-  const auto median = sorted.begin() + static_cast<std::ptrdiff_t>((sorted.size() - 1) / 2);
-  std::nth_element(sorted.begin(), median, sorted.end());
-  const double longest = how.factor * *median;
+  const auto scales = clips(matrix, how.factor, out.size());
+  if (!scales) return false;
   std::vector<float> factors;
   for (std::size_t i = 0; i < votes.size(); ++i)
-    factors.push_back(
-        static_cast<float>(static_cast<double>(weights[i]) / total * (norms[i] > longest ? longest / norms[i] : 1.0)));
+    factors.push_back(static_cast<float>(static_cast<double>(weights[i]) / total * (*scales)[i]));
   std::ranges::fill(out, 0.0f);
   for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
     const std::size_t columns = std::min(matrix.stride(), out.size() - first);
@@ -236,7 +259,35 @@ bool clipped_mean(const ClippedMean& how, const std::vector<Vote>& votes, std::s
   return all_finite(out);
 }
 
+bool mean_of_senders(const MeanOfSenders& how, const std::vector<Vote>& votes, std::span<float> out) {
+  const auto weights = counted_weights(votes, how.clip > 0 ? how.clip : kMostWeight);
+  Matrix matrix(votes);
+  std::vector<double> scales(votes.size(), 1.0);
+  if (how.clip > 0) {
+    auto clipped = clips(matrix, how.clip, out.size());
+    if (!clipped) return false;
+    scales = std::move(*clipped);
+  }
+  std::vector<float> counted(matrix.stride());
+  std::ranges::fill(out, 0.0f);
+  for (std::size_t first = 0; first < out.size(); first += matrix.stride()) {
+    const std::size_t columns = std::min(matrix.stride(), out.size() - first);
+    if (!matrix.read(first, columns)) return false;
+    std::ranges::fill(counted, 0.0f);
+    for (std::size_t i = 0; i < votes.size(); ++i)
+      if (scales[i] > 0)
+        add_sent(matrix.row(i), static_cast<float>(scales[i]), weights[i], out.data() + first, counted.data(), columns);
+    divide_where_sent(counted.data(), out.data() + first, columns);
+  }
+  return all_finite(out);
+}
+
 }  // namespace
+
+bool bears_liars(const Aggregation& how) {
+  if (const auto* mean = std::get_if<MeanOfSenders>(&how)) return mean->clip > 0;
+  return !std::holds_alternative<Mean>(how);
+}
 
 std::size_t trimmed_at_each_end(const TrimmedMean& how, std::size_t votes) {
   if (votes < 3) return 0;
@@ -250,6 +301,7 @@ std::string description(const Aggregation& how) {
   if (const auto* clip = std::get_if<CenteredClip>(&how))
     return log::format("centered-clip {} {}", clip->radius, clip->iterations);
   if (const auto* clip = std::get_if<ClippedMean>(&how)) return log::format("clipped-mean {}", clip->factor);
+  if (const auto* mean = std::get_if<MeanOfSenders>(&how)) return log::format("mean-of-senders {}", mean->clip);
   return "mean";
 }
 
@@ -260,6 +312,7 @@ bool aggregate(const Aggregation& how, std::vector<Vote> votes, std::span<float>
   if (const auto* trimmed = std::get_if<TrimmedMean>(&how)) return trimmed_mean(*trimmed, votes, out);
   if (const auto* clip = std::get_if<CenteredClip>(&how)) return centered_clip(*clip, votes, out);
   if (const auto* clip = std::get_if<ClippedMean>(&how)) return clipped_mean(*clip, votes, out);
+  if (const auto* mean = std::get_if<MeanOfSenders>(&how)) return mean_of_senders(*mean, votes, out);
   return false;
 }
 

@@ -27,9 +27,9 @@ Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, 
 
 }  // namespace
 
-ResidualsPtr make_residuals(std::span<const TensorInfo> tensors) {
+ResidualsPtr make_residuals(std::span<const TensorInfo> tensors, float kept) {
   auto residuals = std::make_shared<std::vector<codec::Residuals>>();
-  for (const auto& tensor : tensors) residuals->emplace_back(tensor.elements());
+  for (const auto& tensor : tensors) residuals->emplace_back(tensor.elements(), kept);
   return residuals;
 }
 
@@ -52,6 +52,7 @@ class HostMemory {
 
   const std::vector<TensorInfo>& infos() const noexcept { return infos_; }
   bool keeps_residuals() const noexcept { return options_.residuals != nullptr; }
+  const AnswerResidualsPtr& answers() const noexcept { return options_.answers; }
   std::size_t averaged() const noexcept { return averaged_; }
 
   /// What is owed of a stretch that travels in this codec; null: nothing ever is.
@@ -245,6 +246,9 @@ const std::vector<TensorInfo>& HostParts::infos() const noexcept {
 }
 bool HostParts::keeps_residuals() const noexcept {
   return memory_->keeps_residuals();
+}
+AnswerResidualsPtr HostParts::answer_residuals() const {
+  return memory_->answers();
 }
 std::size_t HostParts::averaged() const noexcept {
   return memory_->averaged();

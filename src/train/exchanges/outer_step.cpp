@@ -27,11 +27,27 @@ std::string suffix_of(const OuterOptimizer& optimizer) {
                      std::llround(optimizer.momentum * kParts), optimizer.nesterov ? "n" : "");
 }
 
+/// SparseLoCo's, of what differences still owe one round later.
+constexpr float kSparseKept = 0.95f;
+/// Values of a tensor below which it travels as it is where others travel in sparse2: norms and biases, for which
+/// leaving most out costs more than it saves.
+constexpr std::uint64_t kSmallTensor = 4096;
+
+bool is_sparse(const RunOptions& options) {
+  return options.agreed_grad_compression && codec::uses(*options.agreed_grad_compression, codec::Codec::sparse2);
+}
+
+codec::Compression agreed_compression(const RunOptions& options) {
+  if (options.fit_compression) return codec::Codec::block4;
+  const auto& agreed = *options.agreed_grad_compression;
+  const bool fixed = is_sparse(options) && agreed.fixed();
+  return fixed ? codec::Compression::size_adaptive(kSmallTensor, codec::Codec::none, agreed) : agreed;
+}
+
 averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer) {
   auto how = averager_options(options, suffix_of(optimizer), "OuterStepAverager");
   how.codec = options.grad_compression;
-  how.agreed_codec =
-      options.fit_compression ? codec::Compression(codec::Codec::block4) : options.agreed_grad_compression;
+  if (options.fit_compression || options.agreed_grad_compression) how.agreed_codec = agreed_compression(options);
   how.one_average = true;
   how.aggregation = options.grad_aggregation;
   return how;
@@ -131,8 +147,8 @@ OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, s
       optimizer_(optimizer),
       averager_(context.dht, context.replica.gradient_infos(), how_to_average(context.options, optimizer)),
       memory_(std::make_shared<OuterMemory>()),
-      residuals_(averaging::make_residuals(context.replica.gradient_infos())),
       fit_(std::move(fit)) {
+  forget_what_is_owed();
   if (!replica_.copies_parameters())
     throw std::invalid_argument("cohive: outer_optimizer needs parameters in host memory, or a model of LibTorch");
   for (const auto& info : replica_.gradient_infos()) {
@@ -178,6 +194,7 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   // this peer has come to there stays in its parameters, and is part of the next difference.
   averaging::HostPartsOptions how;
   how.residuals = residuals_;
+  how.answers = answers_;
   how.on_result = [memory = memory_](const averaging::StretchResult& result) {
     if (result.averaged) return;
     const auto part = part_of(memory->difference[result.stretch.tensor], result.stretch);
@@ -264,6 +281,13 @@ void OuterStep::warn_of_short_rounds(std::uint64_t batches) {
             batches, optimizer_.momentum, kMuchMomentum);
 }
 
+void OuterStep::forget_what_is_owed() {
+  const auto& infos = replica_.gradient_infos();
+  const bool sparse = is_sparse(options_);
+  residuals_ = averaging::make_residuals(infos, sparse ? kSparseKept : 1);
+  if (sparse) answers_ = std::make_shared<averaging::AnswerResiduals>(infos);
+}
+
 // ---- The state
 
 std::vector<Exchange::Kept> OuterStep::kept() {
@@ -293,7 +317,7 @@ Task<void> OuterStep::reset() {
   trained_from_ = kNone;
   memory_->steps = 0;
   memory_->checksum = 0;
-  residuals_ = averaging::make_residuals(replica_.gradient_infos());
+  forget_what_is_owed();
   co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
     replica.read_parameters(views(memory->anchor));
     for (auto& momentum : memory->momentum) std::ranges::fill(momentum, 0.0f);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cohive/averaging/tensor_parts.hpp"
+#include "cohive/averaging/host_parts.hpp"
 #include "cohive/train/exchange.hpp"
 #include "cohive/train/run_options.hpp"
 #include "train/link_fit.hpp"
@@ -71,6 +71,7 @@ class OuterStep final : public Exchange {
   void compare_anchors(const averaging::RoundReport& round);
   void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
   void warn_of_short_rounds(std::uint64_t batches);
+  void forget_what_is_owed();
 
   const std::string name_ = "outer_step";
   Replica& replica_;
@@ -80,6 +81,7 @@ class OuterStep final : public Exchange {
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
   averaging::ResidualsPtr residuals_;
+  averaging::AnswerResidualsPtr answers_;  // null: answers are not in sparse2
   const std::shared_ptr<LinkFit> fit_;
   double values_ = 0;               // of the model
   TimePoint began_{};               // the exchange that goes on

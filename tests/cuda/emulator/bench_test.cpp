@@ -21,7 +21,7 @@ using testing::IsEmpty;
 TEST(CudaBenchmark, MeasuresEveryCodecBesideACopy) {
   const auto result = cuda_kernels(10'000, 0);
   EXPECT_GT(result["copy"], 0);
-  EXPECT_EQ(result["codecs"].size(), codec::all_codecs().size());
+  EXPECT_EQ(result["codecs"].size(), codec::all_codecs().size() - 1) << "sparse2 stays on the CPU";
   for (const auto& [name, row] : result["codecs"].items())
     for (const char* what : {"encode", "decode", "accumulate"}) {
       EXPECT_GT(row[what]["rate"], 0) << name;

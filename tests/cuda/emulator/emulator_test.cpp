@@ -204,6 +204,7 @@ TEST_F(Emulated, KernelsOfTheCodecsAreRightInAnyOrder) {
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 97) / 7 - 5;
   for (const Order order : {Order::forward, Order::reverse, Order::random})
     for (const auto& one : codec::all_codecs()) {
+      if (!can_encode(one.codec)) continue;
       SCOPED_TRACE(one.name);
       emulated::set_order(order);
       const auto in = to_device(values), sum = to_device(values), left = to_device(values);

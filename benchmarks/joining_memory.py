@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""What a newcomer costs a run in memory: the peak of the trainers that share their state, and its own.
+"""What a download of the state costs a run in memory: the peak of the trainers that share it, and that of whom it is for.
 
     benchmarks/joining_memory.py [--peer build/release/bin/cohive-bench-trainer] [--millions 100] [--batches 16]
-        [--work 0.1] [--after 3] [--epochs 3] [--json]
+        [--work 0.1] [--after 3] [--epochs 3] [--late] [--json]
 
 Two trainers on loopback (cohive-bench-trainer: Adam, float32, the default delays) end --after epochs, and a third one
 begins. Printed, in sizes of the parameters and beyond what the process takes empty: the peak of a trainer before, that
-of the two from then on, until the newcomer has ended --epochs epochs, and the newcomer's; and how long it took until
-its first epoch. Counters of peaks are set back in between, which needs Linux.
+of the two from then on, until the newcomer has ended --epochs epochs, and the newcomer's; how long it took until
+its first epoch; and, with --late, the peak of a trainer that is stopped until the others have ended two epochs, and
+catches up. Counters of peaks are set back in between, which needs Linux.
 """
 
 import argparse
 import json
 import pathlib
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -49,6 +51,11 @@ class Trainer:
         while self.epochs < count:
             self.epochs += self.line().startswith("epoch")
 
+    def count_epochs(self):
+        while not self.lines.empty():
+            self.await_epochs(self.epochs + 1)
+        return self.epochs
+
     def status(self, field):
         with open(f"/proc/{self.process.pid}/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith(field + ":"))
@@ -82,8 +89,17 @@ def measure(options):
         newcomer.await_epochs(1)
         seconds = time.monotonic() - start
         newcomer.await_epochs(options.epochs)
-        donors = [peak(trainer) for trainer in trainers[:-1]]
-        return {"before": before, "donors": donors, "newcomer": peak(newcomer), "seconds": seconds}
+        found = {"before": before, "donors": [peak(trainer) for trainer in trainers[:-1]], "newcomer": peak(newcomer),
+                 "seconds": seconds}
+        if not options.late:
+            return found
+        late = trainers[1]
+        late.forget_peak()
+        late.process.send_signal(signal.SIGSTOP)
+        trainers[0].await_epochs(trainers[0].count_epochs() + 2)
+        late.process.send_signal(signal.SIGCONT)
+        late.await_epochs(late.count_epochs() + 2)
+        return {**found, "late": peak(late)}
     finally:
         for trainer in trainers:
             trainer.process.kill()
@@ -101,6 +117,7 @@ def main():
     parser.add_argument("--work", type=float, default=0.1)
     parser.add_argument("--after", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--late", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found = measure(options)
@@ -109,6 +126,8 @@ def main():
         return
     print(f"before {found['before']:.2f}, donors {', '.join(f'{donor:.2f}' for donor in found['donors'])}, "
           f"newcomer {found['newcomer']:.2f} sizes; its first epoch after {found['seconds']:.1f} s")
+    if options.late:
+        print(f"one that catches up {found['late']:.2f} sizes")
 
 
 if __name__ == "__main__":

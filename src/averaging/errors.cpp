@@ -36,6 +36,8 @@ class Category final : public std::error_category {
         return "an average is not what was contributed to it";
       case Errc::slow_reader:
         return "it reads too slowly";
+      case Errc::state_changed:
+        return "the state is not any more what it was when its download began";
     }
     return "unknown averaging error";
   }

@@ -85,6 +85,7 @@ class CallerModel : public train::BufferReplica {
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) override { return snapshot(epoch); }
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
 
  protected:

@@ -187,10 +187,11 @@ std::vector<torch::Tensor> FusedModel::newest_parameters() {
   std::vector<torch::Tensor> result;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const auto values = newest(i);
-    torch::Tensor tensor =
-        values.data() == live(i).data()
-            ? parameters_[i]
-            : torch::from_blob(const_cast<float*>(values.data()), parameters_[i].sizes(), parameters_[i].options());
+    torch::Tensor tensor = values.data() == live(i).data()
+                               ? parameters_[i]
+                               : torch::from_blob(
+                                     const_cast<float*>(values.data()), parameters_[i].sizes(),
+                                     [owner = owner_of_next(i)](void*) {}, parameters_[i].options());
     result.push_back(std::move(tensor));
   }
   return result;
@@ -213,6 +214,16 @@ Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t e
     return copy_unless_changed(parameters_, [&] {
       return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors(), layout_);
     });
+  });
+}
+
+Task<std::optional<averaging::SharedState>> FusedModel::view(std::uint64_t epoch) {
+  if (!parameters_.front().is_cpu()) co_return co_await snapshot(epoch);
+  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
+    torch::NoGradGuard no_grad;
+    const std::lock_guard lock(stepping_);
+    if (!is_as_described()) return std::nullopt;
+    return view_of(describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors(), layout_));
   });
 }
 

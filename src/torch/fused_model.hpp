@@ -53,7 +53,9 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
     if (!mirrors_.empty()) copy_to_mirrors();
   }
   void publish() override;
+  bool publishes_by_exchange() const override { return true; }
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
   void enter_epoch(std::uint64_t epoch) override { schedule_.enter_epoch(epoch); }
   std::vector<torch::Tensor> masters() override { return mirrors_.empty() ? mirrors_ : parameters_; }

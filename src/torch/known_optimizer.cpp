@@ -227,7 +227,7 @@ torch::Tensor initial_statistic(to::OptimizerOptions& options, const torch::Tens
   if (name == "step") return torch::tensor(0.0f);
   const auto fields = optim::state_fields(*translate(options));
   const auto field = std::ranges::find(fields, name, &optim::StateField::name);
-  return torch::full_like(parameter, field->initial, parameter.options().requires_grad(false));
+  return torch::full({}, field->initial, parameter.options().requires_grad(false)).expand(parameter.sizes());
 }
 
 void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double steps) {

@@ -203,12 +203,61 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
   return state;
 }
 
-averaging::SharedState copy_of(const StateDescription& description) {
+namespace {
+
+averaging::SharedState without_tensors(const StateDescription& description) {
   averaging::SharedState state;
   state.metadata = description.metadata;
   state.if_refused = description.if_refused;
   state.infos = description.infos;
   state.names = description.names;
+  return state;
+}
+
+/// A statistic before the first step is one number for all values, and has no memory of its own.
+bool repeats_one_value(const torch::Tensor& tensor) {
+  return tensor.numel() > 1 && std::ranges::all_of(tensor.strides(), [](auto stride) { return stride == 0; });
+}
+
+/// Where a tensor is, or a copy of it: forward passes change extra tensors when they like.
+averaging::LiveTensors::Source source_of(const torch::Tensor& tensor, codec::Role role) {
+  const auto bytes = static_cast<std::size_t>(tensor.nbytes());
+  const bool one_value = repeats_one_value(tensor);
+  if (role != codec::Role::unspecified && tensor.is_cpu() && (one_value || tensor.is_contiguous()))
+    return {static_cast<const std::uint8_t*>(tensor.data_ptr()), bytes,
+            std::make_shared<torch::Tensor>(tensor.detach()),
+            one_value ? static_cast<std::size_t>(tensor.element_size()) : 0};
+  const auto copy = std::make_shared<Slice>(to_wire(tensor).data);
+  return {copy->data(), bytes, copy};
+}
+
+}  // namespace
+
+averaging::SharedState view_of(const StateDescription& description) {
+  auto state = without_tensors(description);
+  std::vector<averaging::LiveTensors::Source> sources;
+  for (std::size_t i = 0; i < description.tensors.size(); ++i) {
+    const torch::Tensor& tensor = description.tensors[i];
+    sources.push_back(source_of(tensor, description.infos[i].role));
+    state.tensors.push_back({*wire_type_of(tensor), shape_of(tensor), tensor.requires_grad(), {}});
+  }
+  const auto version = [](const torch::Tensor& tensor) {
+    return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
+  };
+  std::vector<std::pair<torch::Tensor, std::int64_t>> versions;
+  for (std::size_t i = 0; i < description.tensors.size(); ++i)
+    if (const auto& tensor = description.tensors[i]; description.infos[i].role != codec::Role::unspecified)
+      versions.emplace_back(tensor.detach(), version(tensor));
+  auto unchanged = [versions = std::move(versions), version] {
+    return std::ranges::all_of(versions, [&](const auto& one) { return version(one.first) == one.second; });
+  };
+  state.reader = std::make_shared<averaging::StateReader>(
+      std::make_shared<averaging::LiveTensors>(std::move(sources), std::move(unchanged)));
+  return state;
+}
+
+averaging::SharedState copy_of(const StateDescription& description) {
+  auto state = without_tensors(description);
   for (const auto& tensor : description.tensors) state.tensors.push_back(to_wire(tensor));
   return state;
 }

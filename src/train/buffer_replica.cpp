@@ -212,6 +212,7 @@ void BufferReplica::step_locally(const std::vector<std::span<const float>>& grad
 
 void BufferReplica::change(const std::function<void()>& change) {
   const std::lock_guard lock(stepping_);
+  changes_by_itself_ = true;
   change();
 }
 
@@ -290,20 +291,44 @@ std::vector<BufferReplica::Named> BufferReplica::kept_statistics() {
   return kept;
 }
 
+/// \param bytes  of a tensor's values; called in the order of the tensors
+averaging::SharedState BufferReplica::describe(std::uint64_t epoch,
+                                               const std::function<Slice(std::span<const float>)>& bytes) {
+  averaging::SharedState state;
+  state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{}}}};
+  const auto add = [&](std::string name, std::span<const float> values, const codec::Shape& shape) {
+    state.tensors.push_back({codec::DType::float32, shape, false, bytes(values)});
+    state.names.push_back(std::move(name));
+  };
+  for (std::size_t i = 0; i < size(); ++i) add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
+  for (auto& [name, shape, values] : kept_statistics()) add(std::move(name), values, shape);
+  const std::vector<float> steps(steps_.begin(), steps_.end());
+  const codec::Shape shape{static_cast<std::uint32_t>(steps.size())};
+  state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(steps)});
+  state.names.push_back("optimizer.step");
+  return state;
+}
+
 Task<std::optional<averaging::SharedState>> BufferReplica::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     const std::lock_guard lock(stepping_);
-    averaging::SharedState state;
-    state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{}}}};
-    const auto add = [&](std::string name, std::span<const float> values, const codec::Shape& shape) {
-      state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(values)});
-      state.names.push_back(std::move(name));
-    };
-    for (std::size_t i = 0; i < size(); ++i)
-      add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
-    for (auto& [name, shape, values] : kept_statistics()) add(std::move(name), values, shape);
-    const std::vector<float> steps(steps_.begin(), steps_.end());
-    add("optimizer.step", steps, {static_cast<std::uint32_t>(steps.size())});
+    return describe(epoch, bytes_of);
+  });
+}
+
+/// Memory of the caller's lives longer than the run.
+Task<std::optional<averaging::SharedState>> BufferReplica::view(std::uint64_t epoch) {
+  co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
+    const std::lock_guard lock(stepping_);
+    if (changes_by_itself_) return describe(epoch, bytes_of);
+    std::vector<averaging::LiveTensors::Source> sources;
+    auto state = describe(epoch, [&](std::span<const float> values) {
+      auto owner = sources.size() < size() ? owner_of_next(sources.size()) : nullptr;
+      sources.push_back({reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes(), std::move(owner)});
+      return Slice();
+    });
+    state.reader =
+        std::make_shared<averaging::StateReader>(std::make_shared<averaging::LiveTensors>(std::move(sources)));
     return state;
   });
 }

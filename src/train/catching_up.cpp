@@ -137,6 +137,7 @@ Task<bool> CatchingUp::join() {
     retry_ = kFirstRetry;
     co_return true;
   }
+  co_await epochs_.drop_batches();
   // Trainers that were killed a moment ago still report, and so may some that never were.
   const bool none_shared = loaded.error() == averaging::Errc::no_donor;
   const bool at_once = epoch == run_.counts.epoch() && !same;  // nothing says that there is a state to wait for
@@ -147,7 +148,6 @@ Task<bool> CatchingUp::join() {
     has_joined();
     co_return false;
   }
-  co_await epochs_.drop_batches();
   co_await wait_after_failure();
   co_return false;
 }
@@ -242,7 +242,12 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
                   what + " is beyond that of all peers that this one has averaged with");
 }
 
+/// Takes a state as large as the model with its statistics into memory, beside them. Gradients belong to the model that
+/// goes: whoever calls it drops the batches afterwards.
 Task<Result<>> CatchingUp::load_state() {
+  run_.replica.cut_gradients();
+  co_await run_.replica.drop_gradients();
+  co_await run_.replica.free_next();
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   const TimePoint began = run_.runtime.now();
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)

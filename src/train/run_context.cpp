@@ -58,7 +58,7 @@ RunContext::RunContext(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, 
       fit(options.outer_optimizer ? std::make_shared<LinkFit>(options) : nullptr),
       exchanges(schedule({d, r, options}, fit)),
       kept(exchanges),
-      model(runtime, r),
+      model(runtime, r, options.use_local_updates),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
   model.complete_with([this](averaging::SharedState& state) { return kept.append(runtime, state); });

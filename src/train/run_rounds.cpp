@@ -198,7 +198,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());
   done.effect = co_await what.take(moment, done.round.get());
   if (failed) done.effect = Effect::behind;
-  if (!change) run_.model.changed();
+  if (!change) co_await run_.model.note_change();
   if (steps) run_.model.set_epoch(moment.epoch);
   co_return done;
 }

@@ -19,7 +19,7 @@ codec::Tensor tensor(codec::DType dtype, codec::Shape shape) {
 }
 
 Result<Manifest> build(SharedState state, codec::Compression compression = {}) {
-  ManifestBuilder builder(std::make_shared<const SharedState>(std::move(state)), compression);
+  ManifestBuilder builder(std::make_shared<const SharedState>(std::move(state)), nullptr, compression);
   for (;;) {
     auto more = builder.describe();
     if (!more) return more.error();

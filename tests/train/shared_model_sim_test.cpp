@@ -20,28 +20,119 @@ class SharedModelCopies : public ::testing::Test {
   void set(float value) { std::ranges::fill(replica.parameter(0), value); }
   averaging::SharedState copy() { return swarm.run(model.copy(swarm.runtime().after(10s))).value(); }
   static float first_value(const averaging::SharedState& state) {
+    const auto bytes = state.reader ? state.reader->read(0, 0, sizeof(float)) : state.tensors[0].data;
     float value = 0;
-    std::memcpy(&value, state.tensors[0].data.data(), sizeof value);
+    std::memcpy(&value, bytes.value().data(), sizeof value);
     return value;
+  }
+  static std::uint64_t copied_for(const averaging::SharedState& state) {
+    return state.reader->tensors()->copied_bytes();
   }
 
   sim::Swarm swarm{{.seed = 3}};
-  PlainReplica replica{swarm.runtime(), {{kValues}}, optim::SgdOptions{.lr = 0.1}};
+  PlainReplica replica{swarm.runtime(), {{kValues}}, optim::AdamOptions{.lr = 0.1}};
   SharedModel model{swarm.runtime(), replica};
 };
 
-TEST_F(SharedModelCopies, OneCopyServesAllThatAskUntilTheNextChange) {
+TEST_F(SharedModelCopies, AllThatAskReadTheStateWhereItIsUntilTheNextChange) {
   fill(1);
-  const auto first = copy(), second = copy();
+  auto first = copy();
+  const auto second = copy();
   EXPECT_EQ(first_value(first), 1.0f);
-  EXPECT_EQ(first.tensors[0].data.data(), second.tensors[0].data.data());
+  EXPECT_EQ(first.reader->tensors(), second.reader->tensors());
   EXPECT_EQ(first.version, second.version);
+  EXPECT_TRUE(first.tensors[0].data.empty());
+  EXPECT_EQ(copied_for(first), 0u) << "nothing is copied before the model changes";
 
   fill(2);
   EXPECT_EQ(first_value(first), 1.0f) << "a download in progress keeps what it began with";
+  EXPECT_GE(copied_for(first), 3 * kValues * sizeof(float));
   const auto third = copy();
   EXPECT_EQ(first_value(third), 2.0f);
   EXPECT_NE(third.version, first.version);
+}
+
+TEST_F(SharedModelCopies, WhatWasReadIsNotCopied) {
+  fill(1);
+  const auto state = copy();
+  for (std::size_t i = 0; i < state.reader->tensors()->count(); ++i)
+    state.reader->done(i, 0, state.reader->tensors()->size(i));
+  fill(2);
+  EXPECT_EQ(copied_for(state), 0u);
+  EXPECT_FALSE(state.reader->read(0, 0, sizeof(float)));
+}
+
+TEST_F(SharedModelCopies, WhoOnlyLooksAtTheStateIsKeptNothing) {
+  fill(1);
+  const auto state = copy();
+  state.reader->keep_from(swarm.runtime().now() + 1s);
+  fill(2);
+  EXPECT_EQ(copied_for(state), 0u);
+  EXPECT_FALSE(state.reader->read(0, 0, sizeof(float)));
+
+  const auto patient = copy(), reading = copy();
+  patient.reader->keep_from(swarm.runtime().now() + 1s);
+  reading.reader->keep_from(TimePoint::max());
+  reading.reader->done(0, 0, kValues * sizeof(float));
+  swarm.pass(1s);
+  fill(3);
+  EXPECT_EQ(first_value(patient), 2.0f);
+  EXPECT_TRUE(reading.reader->read(1, 0, sizeof(float))) << "it has begun";
+}
+
+TEST_F(SharedModelCopies, ParametersThatARoundHasReplacedBesideTheTrainerAreReadUntilTheyAreGone) {
+  fill(1);
+  const auto before = copy();
+  swarm.run([](Replica& of) -> Task<void> {
+    const auto parts = co_await of.state_parts({.to = Place::next});
+    co_await parts->finish();
+    (void)co_await of.finish_state(true);
+  }(replica));
+  swarm.run(model.note_change());
+  const auto after = copy();
+  replica.publish();
+  fill(7);
+  EXPECT_EQ(first_value(before), 1.0f);
+  EXPECT_EQ(first_value(after), 1.0f) << "the average of one peer";
+}
+
+/// As LibTorch's models, whose publish() leaves what was live in its memory.
+struct ExchangingReplica : BufferReplica {
+  using BufferReplica::BufferReplica;
+  bool publishes_by_exchange() const override { return true; }
+};
+
+TEST_F(SharedModelCopies, ParametersThatWillBeExchangedAreReadUntilTheNextStep) {
+  std::vector<float> values(kValues);
+  const std::vector<BufferTensor> parameters{{.data = values.data(), .shape = {kValues}}};
+  ExchangingReplica exchanging(swarm.runtime(), parameters, optim::Options(optim::AdamOptions{.lr = 0.1}));
+  SharedModel shared(swarm.runtime(), exchanging);
+  const auto state = swarm.run(shared.copy(swarm.runtime().after(10s))).value();
+  swarm.run(shared.note_change());
+  EXPECT_EQ(copied_for(state), 0u);
+  EXPECT_NE(swarm.run(shared.copy(swarm.runtime().after(10s))).value().version, state.version);
+  {
+    const auto change = swarm.run(shared.change());
+  }
+  EXPECT_GT(copied_for(state), 0u);
+  EXPECT_EQ(first_value(state), 0.0f);
+}
+
+TEST_F(SharedModelCopies, ATrainerThatWritesWithoutAWordIsGivenCopies) {
+  fill(1);
+  const auto first = copy();
+  first.reader->tensors()->spoil();  // as the donor's side finds by a hash
+  const auto second = copy();
+  EXPECT_EQ(second.reader, nullptr);
+  EXPECT_FALSE(second.tensors[0].data.empty());
+  EXPECT_NE(second.version, first.version) << "it is hashed anew";
+}
+
+TEST_F(SharedModelCopies, OfARunThatEndsNobodyReadsTheModelAnyMore) {
+  auto ending = std::make_unique<SharedModel>(swarm.runtime(), replica);
+  const auto state = swarm.run(ending->copy(swarm.runtime().after(10s))).value();
+  ending.reset();
+  EXPECT_FALSE(state.reader->read(0, 0, sizeof(float)));
 }
 
 TEST_F(SharedModelCopies, ANewcomerThatAsksDuringAChangeGetsTheStateAfterIt) {
@@ -69,25 +160,27 @@ TEST_F(SharedModelCopies, AChangeThatTakesTooLongIsNotWaitedFor) {
 }
 
 TEST_F(SharedModelCopies, ACopyIsKeptOnlyAsLongAsADownloadUsesIt) {
+  SharedModel copied(swarm.runtime(), replica, true);
+  const auto take = [&] { return swarm.run(copied.copy(swarm.runtime().after(10s))).value(); };
   TaskGroup upkeep(swarm.runtime(), "upkeep");
-  upkeep.spawn(SharedModel::give_up_idle_copies(model, 30s));
+  upkeep.spawn(SharedModel::give_up_idle_copies(copied, 30s));
   fill(1);
-  auto download = std::optional(copy());
+  auto download = std::optional(take());
   set(2);  // what nothing should do without a change shows which copy is given out
   swarm.pass(300s);
-  EXPECT_EQ(first_value(copy()), 1.0f) << "a download goes on";
+  EXPECT_EQ(first_value(take()), 1.0f) << "a download goes on";
   download.reset();
   swarm.pass(29s);
-  EXPECT_EQ(first_value(copy()), 1.0f) << "the next one may come soon";
+  EXPECT_EQ(first_value(take()), 1.0f) << "the next one may come soon";
   swarm.pass(76s);
-  EXPECT_EQ(first_value(copy()), 2.0f);
+  EXPECT_EQ(first_value(take()), 2.0f);
 }
 
 /// Each step afterwards would fail.
 TEST_F(SharedModelCopies, AStateWhoseStepsAreNoCountIsRefused) {
   fill(1);
   for (const float steps : {-5.0f, 1e30f, 7.0f}) {
-    auto state = copy();
+    auto state = swarm.run(replica.snapshot(0)).value();
     averaging::DownloadedState offered{.donor = PeerId(), .metadata = state.metadata, .tensors = state.tensors};
     offered.tensors.back().data = Slice::copy_of({reinterpret_cast<const std::uint8_t*>(&steps), sizeof steps});
     const auto loaded = swarm.run(replica.load(std::move(offered), 0));

@@ -21,6 +21,7 @@ enum class Errc {
   left,           ///< this peer has left and averages no more
   wrong_average,  ///< a reducer answered what its contributions do not make
   slow_reader,    ///< a client reads a state more slowly than it may
+  state_changed,  ///< a state is not what it was when its download began
 };
 
 /// Returns the category of these codes, which has their sentences.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cohive/averaging/group.hpp"
+#include "cohive/averaging/live_tensors.hpp"
 #include "cohive/codec/compression.hpp"
 #include "cohive/core/task.hpp"
 
@@ -25,7 +26,8 @@ using dht::Dht;
 
 namespace cohive::averaging {
 
-/// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change.
+/// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change, unless
+/// a reader reads it.
 struct SharedState {
   msgpack::Value metadata;                         ///< a non-empty map
   std::vector<codec::Tensor> tensors;              ///< in the order in which newcomers get them
@@ -38,6 +40,8 @@ struct SharedState {
   };
   std::optional<Other> if_refused = {};  ///< for a peer that has refused the state with `metadata`; unset: the same
   std::uint64_t version = 0;             ///< not 0: states of one peer with one version are equal, and are hashed once
+  /// Reads the first tensors, which have no `data` then: their values are where the model has them. Unset: all have.
+  std::shared_ptr<StateReader> reader = nullptr;
 };
 
 /// How far a download has come.

@@ -97,6 +97,7 @@ class BufferReplica : public FusedReplica {
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
+  Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
   void enter_epoch(std::uint64_t epoch) override;
 
@@ -127,6 +128,7 @@ class BufferReplica : public FusedReplica {
     std::span<float> values;
   };
   void take_optimizer(CallersOptimizer optimizer);
+  averaging::SharedState describe(std::uint64_t epoch, const std::function<Slice(std::span<const float>)>& bytes);
   std::vector<Named> kept_statistics();
   void check_gradients(const std::vector<std::span<const float>>& gradients) const;
   Task<void> step_with(GradientSums::Taken means, std::uint64_t epoch);
@@ -140,6 +142,7 @@ class BufferReplica : public FusedReplica {
   std::vector<codec::Shape> callers_shapes_;
   std::vector<std::int64_t> steps_;           // by parameter
   std::optional<GradientSums::Taken> means_;  // for the caller's step; until then their sums
+  bool changes_by_itself_ = false;            // the caller has called change()
   bool callers_step_ = false;                 // the gradients that are taken now are for it
   std::function<optim::Options(std::uint64_t)> schedule_;
   std::mutex stepping_;  // local steps, loads and copies exclude one another

@@ -98,6 +98,10 @@ class FusedReplica : public Replica {
 
   /// Returns the newest complete parameters: the next ones where a step or a round has made them, else the live ones.
   std::span<const float> newest(std::size_t parameter);
+  /// Returns what keeps the memory of newest(), where that is not the live parameter's; else null.
+  std::shared_ptr<const void> owner_of_next(std::size_t parameter) const {
+    return has_next() ? next_[parameter].owner : nullptr;
+  }
   /// Tells whether the step in progress writes the live parameters.
   bool steps_into_live() const noexcept;
   /// Tells whether there are next parameters, complete and not published yet.

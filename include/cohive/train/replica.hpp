@@ -108,6 +108,8 @@ class Replica {
 
   /// Makes the next parameters live. Called while the trainer does not compute, on any thread.
   virtual void publish() = 0;
+  /// Tells whether publish() leaves the memory that was live as it is, until the run has the next parameters changed.
+  virtual bool publishes_by_exchange() const { return false; }
 
   // ---- The state as a whole
 
@@ -115,6 +117,10 @@ class Replica {
   /// live ones. Nothing changes meanwhile, but for what the trainer writes by itself. nullopt: it changes too often,
   /// nothing is shared.
   virtual Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) = 0;
+  /// Returns the same state without a copy, where the replica can: its reader reads the values where they are. Before
+  /// the run has them changed, also by a publish() that is no exchange, it calls averaging::LiveTensors::settle or
+  /// drop.
+  virtual Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) { return snapshot(epoch); }
   /// Replaces parameters, statistics and extras by a downloaded state; the trainer does not compute meanwhile. Returns
   /// the state's epoch. Errors (nothing is changed then): Errc::bad_state for a state that does not fit, holds values
   /// that are not finite, or is older than `least_epoch`.

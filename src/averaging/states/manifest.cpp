@@ -106,23 +106,42 @@ StateRoot root_of(ByteView manifest) {
   return to_string(ByteView(crypto::sha256(manifest)));
 }
 
-Result<Slice> encode_piece(const codec::Tensor& tensor, const ManifestTensor& is, const Piece& piece) {
-  const std::size_t size = codec::size_of(is.dtype);
-  return codec::encode_tensor(is.codec, {is.dtype,
-                                         {static_cast<std::uint32_t>(piece.values)},
-                                         false,
-                                         tensor.data.sub(piece.first * size, piece.values * size)});
+Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& piece) {
+  return codec::encode_tensor(is.codec,
+                              {is.dtype, {static_cast<std::uint32_t>(piece.values)}, false, std::move(bytes)});
 }
 
-ManifestBuilder::ManifestBuilder(std::shared_ptr<const SharedState> state, codec::Compression compression)
-    : state_(std::move(state)), compression_(std::move(compression)) {
+Result<Slice> read_state(const SharedState& state, const StateReader* reader, std::size_t tensor, std::size_t offset,
+                         std::size_t size) {
+  if (!reader || tensor >= reader->tensors()->count()) return state.tensors[tensor].data.sub(offset, size);
+  auto bytes = reader->read(tensor, offset, size);
+  if (!bytes) return Error(Errc::state_changed);
+  return std::move(*bytes);
+}
+
+Result<Slice> read_piece(const SharedState& state, const StateReader* reader, const ManifestTensor& is,
+                         const Piece& piece) {
+  const std::size_t size = codec::size_of(is.dtype);
+  auto bytes = read_state(state, reader, piece.tensor, piece.first * size, piece.values * size);
+  if (!bytes) return bytes;
+  return encode_piece(std::move(*bytes), is, piece);
+}
+
+std::size_t size_of(const SharedState& state, const StateReader* reader, std::size_t tensor) {
+  const bool is_live = reader && tensor < reader->tensors()->count();
+  return is_live ? reader->tensors()->size(tensor) : state.tensors[tensor].data.size();
+}
+
+ManifestBuilder::ManifestBuilder(std::shared_ptr<const SharedState> state, std::shared_ptr<const StateReader> reader,
+                                 codec::Compression compression)
+    : state_(std::move(state)), reader_(std::move(reader)), compression_(std::move(compression)) {
   manifest_.metadata = msgpack::encode(state_->metadata);
 }
 
 Result<> ManifestBuilder::describe_tensor(std::size_t index) {
   const codec::Tensor& tensor = state_->tensors[index];
   const auto values = codec::element_count(tensor.shape);
-  if (!values || *values * codec::size_of(tensor.dtype) != tensor.data.size())
+  if (!values || *values * codec::size_of(tensor.dtype) != size_of(*state_, reader_.get(), index))
     return Error(Errc::bad_state, "a tensor of another size than its shape");
   const codec::CompressionInfo info{index, tensor.shape, tensor.dtype};
   const auto codec = compression_.choose(state_->infos.empty() ? info : state_->infos[index]);
@@ -148,7 +167,7 @@ Result<bool> ManifestBuilder::describe() {
 Result<> ManifestBuilder::hash(std::size_t first, std::size_t count) {
   for (std::size_t index = first; index < first + count; ++index) {
     const Piece piece = manifest_.piece(index);
-    auto bytes = encode_piece(state_->tensors[piece.tensor], manifest_.tensors[piece.tensor], piece);
+    auto bytes = read_piece(*state_, reader_.get(), manifest_.tensors[piece.tensor], piece);
     if (!bytes) return bytes.error();
     manifest_.hashes[index] = crypto::sha256(bytes->view());
   }

@@ -12,7 +12,7 @@
 
 namespace cohive::averaging {
 
-inline constexpr std::size_t kPieceBytes = 128 * 1024;  ///< of a tensor in memory
+inline constexpr std::size_t kPieceBytes = LiveTensors::kChunk;  ///< of a tensor in memory
 /// Of a state that is shared in pieces; 16 MiB have room for the hashes of 64 GiB.
 inline constexpr std::size_t kMaxManifestBytes = 16 << 20, kMaxManifestTensors = 100'000;
 
@@ -51,13 +51,23 @@ std::string encode_manifest(const Manifest& manifest);
 Result<Manifest> parse_manifest(ByteView bytes, std::uint64_t max_bytes);
 StateRoot root_of(ByteView manifest);
 
-/// A piece as it travels.
-Result<Slice> encode_piece(const codec::Tensor& tensor, const ManifestTensor& is, const Piece& piece);
+/// A piece as it travels. \param bytes  its values in memory
+Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& piece);
+/// Bytes [offset, offset + size) of a tensor of a state, wherever they are. \param reader  of the state; null: it has
+/// none. Errors: state_changed.
+Result<Slice> read_state(const SharedState& state, const StateReader* reader, std::size_t tensor, std::size_t offset,
+                         std::size_t size);
+/// The piece as it travels. The same errors.
+Result<Slice> read_piece(const SharedState& state, const StateReader* reader, const ManifestTensor& is,
+                         const Piece& piece);
+/// The bytes of a tensor of a state, wherever they are.
+std::size_t size_of(const SharedState& state, const StateReader* reader, std::size_t tensor);
 
 /// Reads a shared state step by step, a few milliseconds each, on any thread, one after another.
 class ManifestBuilder {
  public:
-  ManifestBuilder(std::shared_ptr<const SharedState> state, codec::Compression compression);
+  ManifestBuilder(std::shared_ptr<const SharedState> state, std::shared_ptr<const StateReader> reader,
+                  codec::Compression compression);
   /// Describes some more tensors; false when all are. Errors: bad_state, limit_exceeded.
   Result<bool> describe();
   /// Of all tensors, once they are described.
@@ -70,6 +80,7 @@ class ManifestBuilder {
   Result<> describe_tensor(std::size_t index);
 
   std::shared_ptr<const SharedState> state_;
+  std::shared_ptr<const StateReader> reader_;
   codec::Compression compression_;
   Manifest manifest_;
   std::uint64_t pieces_ = 0;

@@ -64,7 +64,8 @@ struct Stored {
   codec::Tensor tensor;
   crypto::Sha256Digest hash;
   bool intact() const {
-    const auto bytes = encode_piece(tensor, is, piece);
+    const std::size_t size = codec::size_of(is.dtype);
+    const auto bytes = encode_piece(tensor.data.sub(piece.first * size, piece.values * size), is, piece);
     return bytes && crypto::sha256(bytes->view()) == hash;
   }
 };

@@ -19,9 +19,9 @@ namespace cohive::averaging {
 /// A state that is being shared: it stays what it is while downloads of it go on.
 struct Snapshot {
   std::shared_ptr<const SharedState> state;
-  std::shared_ptr<const Manifest> manifest;  ///< without the hashes
+  std::shared_ptr<StateReader> reader;  ///< of this download, where the model still has the state
+  std::shared_ptr<const Manifest> manifest;
   std::shared_ptr<const std::string> bytes;  ///< the manifest as it travels
-  std::size_t pieces = 0;
   StateRoot root;
 };
 
@@ -38,6 +38,8 @@ class Snapshots {
   Task<std::optional<SharedState>> state();
   /// Nothing: not ready by then, ask again. A null state: nothing is shared.
   Task<std::optional<Result<Snapshot>>> get(Deadline deadline);
+  /// Takes a reader back, off the loop: what it has not read takes its time to be freed.
+  void give_back(std::shared_ptr<StateReader> reader);
 
  private:
   struct Making {
@@ -47,6 +49,7 @@ class Snapshots {
   };
   static Task<void> make(Snapshots& self, std::shared_ptr<Making> making);
   Task<Result<Snapshot>> make();
+  Task<Result<Snapshot>> make(TimePoint keep_from);
 
   Runtime& runtime_;
   codec::Compression compression_;

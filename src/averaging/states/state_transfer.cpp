@@ -27,12 +27,19 @@ struct Encoding {
 
 class StateSender {
  public:
-  StateSender(Runtime& runtime, rpc::ServerStream& stream, std::string metadata)
-      : runtime_(runtime), stream_(stream), metadata_(std::move(metadata)) {}
+  StateSender(Runtime& runtime, rpc::ServerStream& stream, SharedState& state)
+      : runtime_(runtime),
+        stream_(stream),
+        state_(&state),
+        reader_(state.reader),
+        metadata_(msgpack::encode(state.metadata)) {}
 
-  Task<Result<>> send(codec::Tensor tensor, codec::Codec codec) {
+  Task<Result<>> send(std::size_t number, codec::Codec codec) {
+    codec::Tensor tensor = std::exchange(state_->tensors[number], {});
+    const bool is_live = reader_ && number < reader_->tensors()->count();
+    const std::size_t width = codec::size_of(tensor.dtype);
     const auto count = codec::element_count(tensor.shape);
-    if (!count || *count * codec::size_of(tensor.dtype) != tensor.data.size())
+    if (!count || *count * width != (is_live ? reader_->tensors()->size(number) : tensor.data.size()))
       co_return Error(Errc::bad_state, "a tensor of another size than its shape");
     const Encoding encoding(codec::codec_for(codec, tensor.dtype, tensor.shape), tensor.dtype);
     TensorView view;
@@ -44,8 +51,13 @@ class StateSender {
     std::size_t at = 0;
     do {
       const std::size_t piece = std::min<std::size_t>(values, *count - at);
-      auto encoded = co_await encode(tensor, encoding, at, piece);
+      codec::Tensor part = tensor;
+      if (encoding.width) part.shape = {static_cast<std::uint32_t>(piece)};
+      if (!is_live) part.data = tensor.data.sub(at * width, piece * width);
+      auto encoded = co_await encode(std::move(part), encoding, is_live ? std::optional(number) : std::nullopt,
+                                     at * width, piece * width);
       if (!encoded) co_return encoded.error();
+      if (is_live) reader_->done(number, at * width, piece * width);
       if (at == 0) {
         const std::size_t size = encoding.width ? *count * encoding.width : encoded->size();
         view.chunks = static_cast<int>((size + kChunk - 1) / kChunk);
@@ -58,16 +70,20 @@ class StateSender {
 
  private:
   /// Off the loop, unless the values travel as they are or are few.
-  Task<Result<Slice>> encode(const codec::Tensor& tensor, Encoding encoding, std::size_t at, std::size_t count) {
-    codec::Tensor piece = tensor;
-    if (encoding.width) {
-      const std::size_t size = codec::size_of(tensor.dtype);
-      piece.shape = {static_cast<std::uint32_t>(count)};
-      piece.data = tensor.data.sub(at * size, count * size);
-    }
-    auto work = [piece = std::move(piece), codec = encoding.codec] { return codec::encode_tensor(codec, piece); };
-    const bool as_it_is = codec::travels_as_it_is(encoding.codec, tensor.dtype);
-    if (as_it_is || count * codec::size_of(tensor.dtype) <= kInlineBytes) co_return work();
+  /// \param live  the tensor's number, where its values have to be read
+  Task<Result<Slice>> encode(codec::Tensor piece, Encoding encoding, std::optional<std::size_t> live,
+                             std::size_t offset, std::size_t size) {
+    const bool as_it_is = codec::travels_as_it_is(encoding.codec, piece.dtype);
+    auto work = [piece = std::move(piece), codec = encoding.codec, reader = reader_, live, offset,
+                 size]() mutable -> Result<Slice> {
+      if (live) {
+        auto bytes = reader->read(*live, offset, size);
+        if (!bytes) return Error(Errc::state_changed);
+        piece.data = std::move(*bytes);
+      }
+      return codec::encode_tensor(codec, piece);
+    };
+    if (!live && (as_it_is || size <= kInlineBytes)) co_return work();
     co_return co_await runtime_.offload(std::move(work));
   }
 
@@ -80,13 +96,16 @@ class StateSender {
       const ByteView parts[] = {as_bytes(envelope.head), chunk.view(), as_bytes(envelope.tail)};
       auto sent = co_await stream_.send(std::span<const ByteView>(parts), runtime_.after(kSendTimeout));
       if (!sent) co_return sent;
-      if (!pace_.sent(chunk.size())) co_return Error(Errc::slow_reader, stream_.peer());
+      if (!pace_.sent(chunk.size()) || holds_too_long(runtime_, reader_.get()))
+        co_return Error(Errc::slow_reader, stream_.peer());
     } while (!bytes.empty());
     co_return ok();
   }
 
   Runtime& runtime_;
   rpc::ServerStream& stream_;
+  SharedState* const state_;
+  const std::shared_ptr<StateReader> reader_;
   std::string metadata_;
   ReaderPace pace_{runtime_};
 };
@@ -236,14 +255,12 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
   if (!state) co_return ok();
   if (!state->infos.empty() && state->infos.size() != state->tensors.size())
     co_return Error(Errc::bad_state, "infos and tensors differ in number");
-  std::string metadata = msgpack::encode(state->metadata);
-  StateSender sender(runtime, stream, std::move(metadata));
+  StateSender sender(runtime, stream, *state);
   for (std::size_t i = 0; i < state->tensors.size(); ++i) {
-    codec::Tensor tensor = std::exchange(state->tensors[i], {});
-    codec::CompressionInfo info{i, tensor.shape, tensor.dtype};
+    const codec::CompressionInfo info{i, state->tensors[i].shape, state->tensors[i].dtype};
     const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
     if (!codec) co_return codec.error();
-    auto sent = co_await sender.send(std::move(tensor), codec->codec);
+    auto sent = co_await sender.send(i, codec->codec);
     if (!sent) co_return sent;
   }
   co_return ok();

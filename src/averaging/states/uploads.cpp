@@ -38,6 +38,11 @@ Task<Uploads::Slot> Uploads::acquire(PeerId peer, Deadline deadline) {
   co_return Slot(*this, peer, std::move(network));
 }
 
+bool holds_too_long(Runtime& runtime, const StateReader* reader) {
+  const auto settled = reader ? reader->tensors()->settled_at() : std::nullopt;
+  return settled && runtime.now() - *settled > kKeptTime;
+}
+
 bool ReaderPace::sent(std::size_t bytes) {
   bytes_ += bytes;
   const Duration passed = runtime_.now() - since_;

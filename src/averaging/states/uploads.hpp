@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "cohive/averaging/live_tensors.hpp"
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/runtime.hpp"
 #include "cohive/core/sync.hpp"
@@ -45,6 +46,12 @@ class Uploads {
   p2p::NetworkShares peers_, networks_;
   Condition changed_;
 };
+
+/// How long a state that its model has left behind is kept for one that reads it: a download has ten minutes by
+/// default.
+inline constexpr Duration kKeptTime = 30min;
+/// Whether the reader has taken longer. Null: there is none.
+bool holds_too_long(Runtime& runtime, const StateReader* reader);
 
 /// Whether a reader keeps up: at least kLeastRate bytes a second on average, looked at once a minute.
 class ReaderPace {

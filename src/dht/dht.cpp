@@ -149,11 +149,10 @@ std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
   return address ? p2p::network_block(*address) : std::nullopt;
 }
 
-Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys,
-                                                         std::size_t most_entries) {
+Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys, Draw draw) {
   const NodeEntry& node = contact.node;
   if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
-  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, most_entries);
+  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, draw);
   if (!findings) {
     if (findings.error() != rpc::Errc::busy) blacklist.failed(node.peer, runtime.now());
     log::debug("dht", "find failed: {}", findings.error());
@@ -248,9 +247,8 @@ Task<Result<GetResult>> Dht::get(Key key, bool latest, std::optional<Deadline> d
   co_return std::move(results.front());
 }
 
-Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, std::size_t most_entries,
-                                         std::optional<Deadline> deadline) {
-  co_return co_await impl_->get_sampled(std::move(key), replicas, most_entries, impl_->deadline_for(1, deadline));
+Task<Result<GetResult>> Dht::get_sampled(Key key, std::size_t replicas, Draw draw, std::optional<Deadline> deadline) {
+  co_return co_await impl_->get_sampled(std::move(key), replicas, draw, impl_->deadline_for(1, deadline));
 }
 
 Task<std::vector<Result<GetResult>>> Dht::get_many(std::vector<Key> keys, bool latest,

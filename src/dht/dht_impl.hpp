@@ -104,7 +104,7 @@ struct Dht::Impl {
   std::size_t seeds_for(const TraversalOptions& search) const;
   std::optional<std::uint64_t> block_of(const PeerId& peer) const;
   /// Asks one node on behalf of a search, minding the blacklist.
-  Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys, std::size_t most_entries = 0);
+  Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys, Draw draw = {});
 
   // rejoining.cpp
   Task<void> stay_joined();
@@ -123,11 +123,11 @@ struct Dht::Impl {
 
   // getting.cpp
   Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest, Deadline deadline);
-  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::size_t most_entries, Deadline deadline);
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, Draw draw, Deadline deadline);
   Task<void> look_up(std::vector<LookupPtr> lookups, Deadline deadline);
   Task<void> look_up_shared(std::vector<LookupPtr> lookups, Deadline deadline);
   bool look_up_locally(Lookup& lookup, bool use_cache);
-  void draw_locally(Lookup& lookup, std::size_t most_entries);
+  void draw_locally(Lookup& lookup, Draw draw);
   bool agree(const Lookup& lookup, const std::vector<DhtId>& nodes) const;
   Task<void> consider(LookupPtr lookup, StoredRecord candidate, DhtId source);
   Task<void> consider_value(LookupPtr lookup, StoredRecord candidate, DhtId source);

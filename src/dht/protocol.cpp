@@ -291,8 +291,7 @@ Task<Result<std::vector<bool>>> Protocol::send_store(PeerId peer, std::vector<Wi
   co_return std::vector<bool>(reply.store_ok().begin(), reply.store_ok().end());
 }
 
-Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId referrer,
-                                                  std::size_t most_entries) {
+Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId> keys, PeerId referrer, Draw draw) {
   if (!host.connected(peer)) {
     auto reached = co_await host.connect_via(peer, referrer, runtime.after(options.wait_timeout));
     if (!reached) {
@@ -302,15 +301,16 @@ Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId
       co_return reached.error();
     }
   }
-  if (most_entries > 0) co_return co_await send_find(peer, std::move(keys), most_entries);
+  if (draw.most_entries > 0) co_return co_await send_find(peer, std::move(keys), draw);
   co_return co_await finds_.call(peer, std::move(keys));
 }
 
-Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries) {
+Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys, Draw draw) {
   proto::FindRequest request;
   fill(*request.mutable_peer());
   for (const DhtId& key : keys) request.add_keys(key.binary());
-  request.set_most_entries(static_cast<std::uint32_t>(most_entries));
+  request.set_most_entries(static_cast<std::uint32_t>(draw.most_entries));
+  request.set_only_owned(draw.only_owned);
   CO_TRY(auto bytes, co_await call(peer, "DHTProtocol.rpc_find", request.SerializeAsString(), metrics.find));
   auto reply = read_find_reply(as_bytes(bytes), keys.size(), options.bucket_size);
   if (!reply || reply->results.size() != keys.size()) {
@@ -325,7 +325,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   // The node may have left out what did not fit.
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (findings[i].record) continue;
-    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}, most_entries));
+    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}, draw));
     findings[i] = std::move(alone.front());
   }
   co_return findings;

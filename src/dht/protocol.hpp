@@ -48,9 +48,8 @@ class Protocol {
   Task<Result<std::vector<bool>>> store(PeerId peer, std::vector<WireRecord> records);
   /// One finding per key.
   /// \param referrer  the node that named the peer, and will know where it is; empty: none
-  /// \param most_entries  of each dictionary, drawn by the peer; 0: all
-  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId referrer = {},
-                                          std::size_t most_entries = 0);
+  /// \param draw  of each dictionary, by the peer
+  Task<Result<std::vector<Finding>>> find(PeerId peer, std::vector<DhtId> keys, PeerId referrer = {}, Draw draw = {});
   /// Stores here, validated as if another node had sent it.
   /// \param from  whose records they count as; empty: ours
   /// \param charged  whether `from` is a caller that owes for the work
@@ -122,7 +121,7 @@ class Protocol {
   /// Whether one more request of the caller that wants signatures checked can be taken on.
   bool may_check(const PeerId& caller) const;
   struct FindAnswer;
-  FindAnswer answer_about(const DhtId& key, std::size_t most_entries, std::size_t room);
+  FindAnswer answer_about(const DhtId& key, Draw draw, std::size_t room);
 
   void fill(proto::NodeInfo& info) const;
   /// A busy node is asked again; one that fails is lost.
@@ -134,7 +133,7 @@ class Protocol {
   /// Whether the peer is a member, and knows that we are one.
   Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<WireRecord> records);
-  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, std::size_t most_entries = 0);
+  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, Draw draw = {});
   /// The same for keys of several searches, which may be looking for the same ones.
   Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
   Task<Finding> read_finding(FindResultView result) const;

@@ -270,7 +270,7 @@ struct Protocol::FindAnswer {
 };
 
 /// \param room  for the value: one that takes more is found at another replica, or when it is asked for alone
-Protocol::FindAnswer Protocol::answer_about(const DhtId& key, std::size_t most_entries, std::size_t room) {
+Protocol::FindAnswer Protocol::answer_about(const DhtId& key, Draw draw, std::size_t room) {
   FindAnswer answer;
   const auto* record = held(key);
   if (!record) return answer;
@@ -282,11 +282,13 @@ Protocol::FindAnswer Protocol::answer_about(const DhtId& key, std::size_t most_e
     answer.plain = record->value();
     return answer;
   }
-  const std::size_t all = dictionary->entries().size();
-  const bool drawn = most_entries > 0 && all > most_entries;
-  answer.entries = drawn ? most_entries : all;
+  const std::size_t all = dictionary->drawable(draw.only_owned);
+  const bool drawn = draw.most_entries > 0 && all > draw.most_entries;
+  answer.entries = drawn ? draw.most_entries : all;
   if (dictionary->bytes() / std::max<std::size_t>(all, 1) * answer.entries > room) return {};
-  answer.encoded = drawn ? dictionary->encoded_sample(most_entries, runtime.random()) : dictionary->encoded();
+  answer.encoded = drawn || all < dictionary->entries().size()
+                       ? dictionary->encoded_sample(answer.entries, draw.only_owned, runtime.random())
+                       : dictionary->encoded();
   answer.type = FindType::dictionary;
   answer.drawn_from = drawn ? all : 0;
   return answer;
@@ -325,7 +327,8 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
     }
     const auto nearest = table.nearest(keys[i], options.bucket_size, asker);
     const std::size_t used = reply.size() + wasted, room = limit - std::min(limit, used);
-    auto answer = answer_about(keys[i], request.most_entries(), room);
+    auto answer =
+        answer_about(keys[i], {request.most_entries(), request.most_entries() > 0 && request.only_owned()}, room);
     in_turn += answer.entries;
     entries += answer.entries;
     value_bytes += answer.value().size();

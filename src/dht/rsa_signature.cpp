@@ -18,7 +18,6 @@
 namespace cohive::dht {
 namespace {
 
-constexpr std::string_view kMarker = "[owner:";
 constexpr std::string_view kSignature = "[signature:";
 constexpr std::string_view kAlgorithm = "ssh-rsa";
 constexpr int kRsaBits = 2048;
@@ -135,7 +134,7 @@ std::vector<Bracketed> bracketed(std::string_view text, std::string_view prefix)
 std::optional<std::string_view> owner_of(const Record& record) {
   std::string_view owner;
   for (const std::string* part : {&record.key, &record.subkey})
-    for (const auto& marker : bracketed(*part, kMarker)) {
+    for (const auto& marker : bracketed(*part, kOwnerMarker)) {
       if (!owner.empty() && owner != marker.content) return std::nullopt;
       owner = marker.content;
     }
@@ -167,7 +166,7 @@ bool set_pss(EVP_PKEY_CTX* context, int salt) {
 
 struct RsaSignatureValidator::Impl {
   explicit Impl(Pkey pair)
-      : key(std::move(pair)), owner(openssh_of(key.get())), marker(std::string(kMarker) + owner + "]") {}
+      : key(std::move(pair)), owner(openssh_of(key.get())), marker(std::string(kOwnerMarker) + owner + "]") {}
 
   std::string sign(const std::string& bytes) const {
     std::unique_ptr<EVP_MD_CTX, Deleter> context(EVP_MD_CTX_new());

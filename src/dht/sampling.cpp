@@ -16,17 +16,25 @@ struct Sampling {
   Dht::Impl& self;
   LookupPtr lookup;
   std::vector<NodeEntry> candidates;
-  std::size_t most_entries = 0;
+  Draw draw{};
   std::size_t next = 0;
+
+  /// Of how many entries a node has drawn those that it has sent. What is sent whole may be left out for other reasons.
+  std::size_t count(const Finding& found) const {
+    if (draw.most_entries == 0 || !found.record) return 0;
+    const Dictionary* sent = found.record->dictionary();
+    const bool is_whole = sent && found.entries == sent->entries().size();
+    return is_whole ? sent->drawable(draw.only_owned) : found.entries;
+  }
 
   static Task<void> ask_one(Sampling& of) {
     while (of.next < of.candidates.size()) {
       const NodeEntry node = of.candidates[of.next++];
       std::vector<DhtId> keys{of.lookup->key};
-      auto findings = co_await of.self.ask({node, {}}, std::move(keys), of.most_entries);
+      auto findings = co_await of.self.ask({node, {}}, std::move(keys), of.draw);
       if (!findings || findings->empty()) continue;
       ++of.lookup->answers;
-      if (findings->front().entries > 0) of.lookup->counts.push_back(findings->front().entries);
+      if (const std::size_t count = of.count(findings->front()); count > 0) of.lookup->counts.push_back(count);
       if (findings->front().record) co_await of.self.consider(of.lookup, std::move(*findings->front().record), node.id);
       co_return;
     }
@@ -52,36 +60,36 @@ const StoredRecord* SampledRecords::find(const DhtId& key) const {
 }
 
 /// What this node has stored itself. As other nodes do, it draws of a large dictionary: what strangers have put under a
-/// key must not be copied and decoded whole at each look. \param most_entries  0: all
-void Dht::Impl::draw_locally(Lookup& lookup, std::size_t most_entries) {
+/// key must not be copied and decoded whole at each look.
+void Dht::Impl::draw_locally(Lookup& lookup, Draw draw) {
   const auto* stored = protocol.storage.get(lookup.key, protocol.now());
   if (!stored) return;
   lookup.source = protocol.node_id;
   const Dictionary* dictionary = stored->dictionary();
-  if (dictionary) lookup.counts.push_back(dictionary->entries().size());
-  if (!dictionary || most_entries == 0 || dictionary->entries().size() <= most_entries) {
+  const std::size_t all = dictionary ? dictionary->drawable(draw.only_owned) : 0;
+  if (dictionary && draw.most_entries > 0) lookup.counts.push_back(all);
+  if (!dictionary || draw.most_entries == 0 || std::min(draw.most_entries, all) == dictionary->entries().size()) {
     lookup.take(*stored);
     return;
   }
-  const std::string drawn = dictionary->encoded_sample(most_entries, runtime.random());
+  const std::string drawn = dictionary->encoded_sample(draw.most_entries, draw.only_owned, runtime.random());
   if (auto decoded = Dictionary::decode(as_bytes(drawn), protocol.storage.limits()))
     lookup.take({std::move(*decoded), stored->expiration});
 }
 
-Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, std::size_t most_entries,
-                                               Deadline deadline) {
+Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Draw draw, Deadline deadline) {
   auto lookup = std::make_shared<Lookup>(runtime, DhtId::of(key), std::numeric_limits<double>::infinity());
   if (closed) co_return co_await result_of(lookup);
   const TimePoint start = runtime.now();
-  const bool whole = most_entries == 0;
+  const bool whole = draw.most_entries == 0;
   const DhtId sibling = lookup->key.sibling();
   auto found = co_await explore({sibling}, options.num_replicas, deadline, true);
   const bool crowded = found[sibling].crowded;
   // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
-  if (whole || found[sibling].nearest.size() < options.num_replicas) draw_locally(*lookup, most_entries);
+  if (whole || found[sibling].nearest.size() < options.num_replicas) draw_locally(*lookup, draw);
   if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
     lookup->take(*known);
-  Sampling sampling{*this, lookup, std::move(found[sibling].nearest), most_entries};
+  Sampling sampling{*this, lookup, std::move(found[sibling].nearest), draw};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));
   const auto holders = candidates.begin() + static_cast<std::ptrdiff_t>(count);

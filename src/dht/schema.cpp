@@ -19,11 +19,10 @@ struct SchemaType::Node {
 namespace {
 
 bool names_owner(std::string_view bytes) {
-  constexpr std::string_view kMarker = "[owner:";
   // From the start and without newlines before the marker's end, as the pattern that hivemind matches.
   const auto line = bytes.substr(0, bytes.find('\n'));
-  const auto at = line.find(kMarker);
-  return at != std::string_view::npos && line.find(']', at + kMarker.size() + 1) != std::string_view::npos;
+  const auto at = line.find(kOwnerMarker);
+  return at != std::string_view::npos && line.find(']', at + kOwnerMarker.size() + 1) != std::string_view::npos;
 }
 
 }  // namespace

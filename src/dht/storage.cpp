@@ -6,6 +6,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
+#include "cohive/dht/validation.hpp"
 #include "core/detail/assertion.hpp"
 #include "core/detail/msgpack_reader.hpp"
 
@@ -89,21 +90,27 @@ Dictionary::Dictionary(const Dictionary& other)
 void Dictionary::Index::add(const std::string& identity, const Entry& entry) {
   by_expiration.emplace(entry.expiration, Name{&identity});
   shares.add(entry.from, entry.expiration, Name{&identity}, cost_of(entry));
-  entry.place = all.size();
-  all.push_back(&entry);
+  auto& list = list_of(entry);
+  entry.place = list.size();
+  list.push_back(&entry);
 }
 
 void Dictionary::Index::remove(const std::string& identity, const Entry& entry) {
   shares.remove(entry.from, entry.expiration, Name{&identity}, cost_of(entry));
   by_expiration.erase({entry.expiration, Name{&identity}});
-  swap(entry.place, all.size() - 1);
-  all.pop_back();
+  auto& list = list_of(entry);
+  swap(list, entry.place, list.size() - 1);
+  list.pop_back();
 }
 
-void Dictionary::Index::swap(std::size_t a, std::size_t b) {
-  std::swap(all[a], all[b]);
-  all[a]->place = a;
-  all[b]->place = b;
+std::vector<const Dictionary::Entry*>& Dictionary::Index::list_of(const Entry& entry) {
+  return entry.subkey.find(kOwnerMarker) != std::string::npos ? owned : others;
+}
+
+void Dictionary::Index::swap(std::vector<const Entry*>& list, std::size_t a, std::size_t b) {
+  std::swap(list[a], list[b]);
+  list[a]->place = a;
+  list[b]->place = b;
 }
 
 Dictionary::Index& Dictionary::index() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -43,7 +44,7 @@ class Dictionary {
     std::string value;
     double expiration = 0;
     PeerId from{};                  ///< the peer that stored it; empty: this node
-    mutable std::size_t place = 0;  ///< among those that can be drawn, once there is an index
+    mutable std::size_t place = 0;  ///< among those that are drawn with it, once there is an index
   };
 
   Dictionary() = default;
@@ -80,14 +81,23 @@ class Dictionary {
 
   /// ext 0x50.
   std::string encoded() const;
-  /// The same with so many entries, drawn at random: it costs what these cost, however many others there are.
+  /// How many entries there are, or of owners.
+  std::size_t drawable(bool only_owned) const { return only_owned ? index().owned.size() : entries_.size(); }
+  /// The same as encoded() with so many entries, drawn at random: it costs what these cost, however many others there
+  /// are.
   template <class Random>
-  std::string encoded_sample(std::size_t count, Random& random) const {
-    auto& all = index().all;
-    count = std::min(count, all.size());
-    for (std::size_t i = 0; i < count; ++i)
-      index().swap(i, std::uniform_int_distribution<std::size_t>(i, all.size() - 1)(random));
-    return encode(std::span(all).first(count));
+  std::string encoded_sample(std::size_t count, bool only_owned, Random& random) const {
+    Index& of = index();
+    const std::size_t all = drawable(only_owned), owned = of.owned.size();
+    count = std::min(count, all);
+    // Of both lists as if they were one: as many of the first as chance has it.
+    std::size_t of_owned = all == owned ? count : 0;
+    if (owned > 0 && owned < all)
+      for (std::size_t i = 0; i < count; ++i)
+        of_owned += std::uniform_int_distribution<std::size_t>(1, all - i)(random) <= owned - of_owned;
+    std::vector<const Entry*> drawn = Index::draw(of.owned, of_owned, random);
+    std::ranges::copy(Index::draw(of.others, count - of_owned, random), std::back_inserter(drawn));
+    return encode(drawn);
   }
   /// Decodes ext 0x50 within the bounds; keeps expired entries, as clocks may differ. Single malformed entries are left
   /// out and counted in `dropped`.
@@ -105,10 +115,17 @@ class Dictionary {
   struct Index {
     std::set<std::pair<double, Name>> by_expiration;
     Shares<Name> shares;
-    std::vector<const Entry*> all;  // in any order
+    std::vector<const Entry*> owned, others;  // in any order; the subkeys of the first name owners
     void add(const std::string& identity, const Entry& entry);
     void remove(const std::string& identity, const Entry& entry);
-    void swap(std::size_t a, std::size_t b);
+    static void swap(std::vector<const Entry*>& list, std::size_t a, std::size_t b);
+    std::vector<const Entry*>& list_of(const Entry& entry);
+    template <class Random>
+    static std::vector<const Entry*> draw(std::vector<const Entry*>& list, std::size_t count, Random& random) {
+      for (std::size_t i = 0; i < count; ++i)
+        swap(list, i, std::uniform_int_distribution<std::size_t>(i, list.size() - 1)(random));
+      return {list.begin(), list.begin() + static_cast<std::ptrdiff_t>(count)};
+    }
   };
   Index& index() const;
 

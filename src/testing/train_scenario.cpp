@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"

@@ -17,6 +17,7 @@ constexpr int kMostTries = 3;         // to join a run whose state nobody shares
 constexpr int kMostFruitless = 5;     // downloads in a row that do not bring this peer to where others claim to be
 constexpr std::size_t kCompared = 3;  // peers that are asked whether they hold the same parameters
 constexpr Duration kFirstDoubt = 30s, kLongestDoubt = 15min;  // pauses between downloads that are to prove claims
+constexpr std::size_t kKnownDonors = 8;  // trainers that are asked for their state, whatever the DHT says
 constexpr std::uint64_t kNearEpochs = 16, kNearShare = 16;  // apart: donors that may agree, at least and of all epochs
 constexpr std::uint64_t kLead = 2;                          // epochs that a donor may be ahead of all reports
 constexpr Duration kBorneOutTime = 5s;                      // that reports may be behind a donor whose epochs are short
@@ -227,6 +228,11 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
   how.on_progress = run_.options.on_download;
   how.max_bytes = most_state_bytes(run_.replica) + run_.kept.elements() * sizeof(float);
   how.without = std::exchange(useless_donors_, {});
+  // Whoever holds the key of the declarations in the DHT could keep them from a peer that has fallen behind.
+  for (const auto& trainer : run_.tracker.trainers())
+    if (how.known.size() < kKnownDonors && run_.dht.host().connected(trainer.peer) &&
+        trainer.epoch + (joined() ? 0 : 1) > run_.counts.epoch())
+      how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
   how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, run_.counts.epoch()) + kLead);
   how.min_priority = static_cast<double>(least_epoch);

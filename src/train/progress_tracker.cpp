@@ -452,12 +452,21 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
   return speeds;
 }
 
+namespace {
+
+bool is_of_owner(const std::pair<msgpack::Value, dht::StoredValue>& entry) {
+  const auto* subkey = entry.first.get_if<msgpack::Bin>();
+  return subkey && subkey->data.find(dht::kOwnerMarker) != std::string::npos;
+}
+
+}  // namespace
+
 /// \param found  the record that the entries are from: some of its entries were drawn, or all are there
 void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   double clients = 0;
   const auto own = static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
-  const std::size_t others = found.entries().size() - own;
+  const auto others = static_cast<std::size_t>(std::ranges::count_if(found.entries(), is_of_owner)) - own;
   const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
   const Speeds speeds = compare_speeds(entries);
   for (const Entry& entry : entries) {
@@ -503,7 +512,8 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
   const std::string key = options_.run_id + "_progress";
   const std::size_t peers = snapshot().peers;
   if (!looked_ || peers > kTooManyPeers) {
-    auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, kRecordsSampled);
+    // All reports are signed: of what strangers have put beside them there may be any amount.
+    auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, {.most_entries = kRecordsSampled, .only_owned = true});
     if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
   }
   if (!looked_ || peers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);

@@ -559,6 +559,21 @@ TEST_F(SharedStates, ADonorWhoseClockWasADayAheadIsHeardOfAgain) {
   EXPECT_EQ(state->donor, ahead.id());
 }
 
+/// Whoever is near the key of the declarations may keep them to itself.
+TEST_F(SharedStates, ADonorThatIsKnownNeedNotBeDeclared) {
+  StateSharer& known = donor(state_with(5, 1), 5);
+  StateSharer& late = *peers.emplace_back(std::make_unique<StateSharer>());
+  late.dht = std::make_unique<Dht>(swarm.add_host());
+  ASSERT_TRUE(swarm.run(late.dht->start({})));  // a swarm of its own, where nobody declares anything
+  late.sharing = std::make_unique<StateSharing>(*late.dht, StateSharingOptions{.prefix = "test"});
+  ASSERT_TRUE(swarm.run(late.dht->host().connect(known.dht->host().visible_addresses().front(), swarm.after(5s))));
+  EXPECT_EQ(download(late).error(), Errc::no_donor);
+  EXPECT_EQ(download(late, {.min_priority = 6, .known = {{known.id(), 5}}}).error(), Errc::no_donor);
+  const auto state = download(late, {.known = {{late.id(), 9}, {known.id(), 5}}});
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_EQ(state->donor, known.id());
+}
+
 TEST_F(SharedStates, WhoSharesNothingIsNoDonor) {
   StateSharer& shy = add();
   shy.sharing->set_provider([]() -> std::optional<SharedState> { return std::nullopt; });

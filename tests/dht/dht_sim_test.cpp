@@ -68,7 +68,7 @@ TEST_F(DhtSwarm, AFewEntriesOfALargeDictionaryAreDrawnByEachReplica) {
   for (int i = 0; i < 100; ++i)
     ASSERT_TRUE(store(*nodes[static_cast<std::size_t>(i % 12)], "dict", i, "value", in(100 + i)));
   const auto few = [&](Dht& reader, std::size_t most) {
-    return swarm.run(reader.get_sampled("dict", 2, most)).value();
+    return swarm.run(reader.get_sampled("dict", 2, {.most_entries = most})).value();
   };
   Dht* reader = nullptr;
   for (auto& node : nodes)
@@ -92,7 +92,7 @@ TEST_F(DhtSwarm, AReplicaDrawsOfItsOwnEntries) {
   for (int i = 0; i < 200; ++i) ASSERT_TRUE(store(*nodes[0], "dict", i, "value", in(100 + i)));
   std::set<std::int64_t> seen;
   for (int draw = 0; draw < 30; ++draw) {
-    const GetResult drawn = swarm.run(nodes[1]->get_sampled("dict", 2, 10)).value();
+    const GetResult drawn = swarm.run(nodes[1]->get_sampled("dict", 2, {.most_entries = 10})).value();
     EXPECT_EQ(drawn.held, 200u);
     EXPECT_LE(drawn.entries().size(), 30u) << "ten of each of three nodes";
     for (const auto& [subkey, stored] : drawn.entries()) seen.insert(*subkey.as_int());
@@ -114,7 +114,7 @@ TEST_F(DhtSwarm, DrawsHaveNothingOfANodeThatIsNoReplicaAnyMore) {
     });
     if (nearer < 8 || nodes[i]->storage_size() == 0) continue;
     ++readers;
-    const auto drawn = swarm.run(nodes[i]->get_sampled("dict", 2, 5)).value();
+    const auto drawn = swarm.run(nodes[i]->get_sampled("dict", 2, {.most_entries = 5})).value();
     EXPECT_LE(drawn.entries().size(), 10u);
     for (const auto& [subkey, stored] : drawn.entries()) EXPECT_EQ(stored.value, msgpack::Value("new"));
   }

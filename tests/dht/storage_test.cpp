@@ -195,7 +195,7 @@ TEST(Dictionary, ASampleIsDrawnFromAllAndCostsWhatItYields) {
   for (int i = 0; i < 10'000; ++i) dictionary.put(sub(i), std::to_string(i), 100 + i % 7);
   std::map<std::string, int> drawn;
   for (int i = 0; i < 20'000; ++i) {  // ten seconds when each looks at all entries
-    const auto sample = Dictionary::decode(as_bytes(dictionary.encoded_sample(5, random)), {}).value();
+    const auto sample = Dictionary::decode(as_bytes(dictionary.encoded_sample(5, false, random)), {}).value();
     ASSERT_EQ(sample.entries().size(), 5u);
     for (const auto& [identity, entry] : sample.entries()) ++drawn[entry.value];
     dictionary.erase(sample.entries().begin()->first);  // what is left can still be drawn
@@ -206,8 +206,33 @@ TEST(Dictionary, ASampleIsDrawnFromAllAndCostsWhatItYields) {
   for (const auto& [value, times] : drawn) most = std::max(most, times);
   EXPECT_GT(drawn.size(), 20'000u);
   EXPECT_LT(most, 60) << "one is drawn more often than chance would have it";
-  const std::string all = dictionary.encoded_sample(20'000, random);
+  const std::string all = dictionary.encoded_sample(20'000, false, random);
   EXPECT_EQ(Dictionary::decode(as_bytes(all), {}).value().entries().size(), 10'000u);
+}
+
+TEST(Dictionary, ASampleMayBeOfOwnersAlone) {
+  std::mt19937_64 random(7);
+  Dictionary dictionary;
+  for (int i = 0; i < 1000; ++i) dictionary.put(sub(i), "of a stranger", 100);
+  const auto owned = [](int i) { return sub("[owner:" + std::to_string(i) + "]"); };
+  for (int i = 0; i < 9; ++i) dictionary.put(owned(i), "of owner " + std::to_string(i), 100);
+  EXPECT_EQ(dictionary.drawable(true), 9u);
+  EXPECT_EQ(dictionary.drawable(false), 1009u);
+  const auto draw = [&](std::size_t count, bool only_owned) {
+    return Dictionary::decode(as_bytes(dictionary.encoded_sample(count, only_owned, random)), {}).value();
+  };
+  std::set<std::string> seen;
+  for (int i = 0; i < 50; ++i)
+    for (const auto& [identity, entry] : draw(3, true).entries()) seen.insert(entry.value);
+  EXPECT_EQ(seen.size(), 9u);
+  EXPECT_FALSE(seen.contains("of a stranger"));
+  EXPECT_EQ(draw(20, true).entries().size(), 9u);
+  std::size_t of_owners = 0;
+  for (int i = 0; i < 200; ++i)
+    for (const auto& [identity, entry] : draw(100, false).entries()) of_owners += entry.value != "of a stranger";
+  EXPECT_NEAR(static_cast<double>(of_owners), 200 * 100 * 9 / 1009.0, 60) << "as many as chance has it";
+  dictionary.erase(owned(3).identity);
+  EXPECT_EQ(dictionary.drawable(true), 8u);
 }
 
 TEST(Dictionary, IsReadWhateverSubkeysItsNodeTook) {

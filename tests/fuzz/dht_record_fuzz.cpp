@@ -21,7 +21,7 @@ void examine_dictionary(ByteView bytes) {
   Storage storage(limits);
   if (!dictionary->entries().empty()) {
     std::mt19937_64 random(1);
-    const auto drawn = Dictionary::decode(as_bytes(dictionary->encoded_sample(3, random)), limits);
+    const auto drawn = Dictionary::decode(as_bytes(dictionary->encoded_sample(3, false, random)), limits);
     const auto count = std::min<std::size_t>(3, dictionary->entries().size());
     expect(drawn && drawn->entries().size() == count, "a sample has as many entries as were asked for");
   }

@@ -506,6 +506,23 @@ TEST_F(ProgressCrowds, APeerThatNeverComesHoldsTwoRoundsUp) {
   }
 }
 
+TEST_F(ProgressCrowds, WhatIsNoReportChangesNoReading) {
+  auto &first = add_trainer(), &second = add_trainer();
+  Dht& flooder = add();
+  std::vector<dht::StoreItem> flood;
+  for (int i = 0; i < 1500; ++i)
+    flood.push_back({"run_progress", msgpack::Value(std::to_string(i)), std::string(100, 'x'), in(3600)});
+  swarm.run(flooder.store_many(std::move(flood)));
+  for (auto* tracker : {&first, &second}) train(*tracker, 0, 10, 2);
+  auto& newcomer = add_trainer();  // does not know how large the run is, and asks for some of the entries
+  for (int look = 0; look < 10; ++look) {
+    swarm.pass(1s);
+    swarm.run(newcomer.refresh());
+    EXPECT_EQ(newcomer.snapshot().peers, 2u) << look;
+    EXPECT_LE(newcomer.snapshot().samples, 40) << look;
+  }
+}
+
 TEST_F(ProgressCrowds, ReportsOfATimeThatIsToComeAreRefused) {
   auto& first = add_trainer();
   first.report(0, 10);

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohive/averaging/group.hpp"
@@ -61,6 +62,9 @@ struct DownloadOptions {
   /// Donors that claim less are not asked.
   double min_priority = -std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
+  /// Peers that are known to average, and their priorities: asked as if they had declared themselves. What is declared
+  /// may be kept from this peer.
+  std::vector<std::pair<PeerId, double>> known = {};
   /// Tells by the metadata of two states whether they may be of one run at about one time: donors whose states are not
   /// do not vote for each other. Called on threads of the pool; unset: they may.
   std::function<bool(const msgpack::Value&, const msgpack::Value&)> alike = {};

@@ -77,13 +77,19 @@ struct StoredValue {
   msgpack::Value value;   ///< decoded, without signatures
   double expiration = 0;  ///< Unix seconds
 };
+/// Which entries of a dictionary are drawn, at random.
+struct Draw {
+  std::size_t most_entries = 0;  ///< drawn by each node for one call; 0: all are sent
+  /// Only entries of owners (RsaSignatureValidator) are drawn, and counted in GetResult::held. Python nodes send all.
+  bool only_owned = false;
+};
 /// What a get returns: a plain value, or a dictionary of subkey -> value.
 struct GetResult {
   /// See value() and entries().
   std::variant<msgpack::Value, std::vector<std::pair<msgpack::Value, StoredValue>>> content;
   double expiration = 0;  ///< Unix seconds; of a dictionary that of its last entry
   std::size_t held =
-      0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some
+      0;  ///< entries of the whole dictionary; more than entries() has only where get_sampled() drew some (Draw)
   /// Whether entries() are some of those that there are.
   bool is_sampled() const { return held > entries().size(); }
   /// Whether the key holds subkeys.
@@ -145,9 +151,10 @@ class Dht {
   /// records that many peers read again and again, where each of them asking all replicas would fill the replicas'
   /// lines. Entries of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as
   /// of get().
-  /// \param most_entries  0: all. Else each replica draws so many of its entries for this call (Python nodes send all),
-  ///                      those of earlier calls do not count, and GetResult::held says how many there are.
-  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, std::size_t most_entries = 0,
+  /// \param draw  of entries: each replica draws others for each call (Python nodes send all), those of earlier calls
+  /// do
+  ///              not count, and GetResult::held says how many there are.
+  Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, Draw draw = {},
                                       std::optional<Deadline> deadline = {});
   /// One result per key, in order.
   Task<std::vector<Result<GetResult>>> get_many(std::vector<Key> keys, bool latest = false,

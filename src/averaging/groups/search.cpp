@@ -97,8 +97,9 @@ Task<void> SearchContext::look_for_newcomers(SearchContext& self) {
 /// All that have declared themselves under our key; of very many, some that are drawn anew each time, so that no number
 /// of peers that do not exist makes a look at them costly.
 Task<Result<dht::GetResult>> SearchContext::find_declared() {
-  auto found = crowded_ ? co_await finder.dht.get_sampled(keys.text(), kDeclaredReplicas, kManyDeclared)
-                        : co_await finder.dht.get(keys.text(), true);
+  auto found = crowded_
+                   ? co_await finder.dht.get_sampled(keys.text(), kDeclaredReplicas, {.most_entries = kManyDeclared})
+                   : co_await finder.dht.get(keys.text(), true);
   if (found) crowded_ = std::max(found->held, found->entries().size()) > kManyDeclared;
   co_return found;
 }

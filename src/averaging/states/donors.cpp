@@ -29,20 +29,25 @@ struct Donor {
   PeerId peer;
 };
 
-/// \param most  a priority above it is a lie, or a mistake: its donor comes last
-Task<std::vector<Donor>> declared_donors(Dht& dht, std::string key, double most) {
+/// The declared ones, and the known ones beside them.
+Task<std::vector<Donor>> declared_donors(Dht& dht, const DownloadSetup& setup) {
   std::vector<Donor> donors;
+  const auto add = [&](const PeerId& peer, double priority) {
+    if (std::isfinite(priority) && peer != dht.host().id())
+      donors.push_back({priority, dht.runtime().random_unit(), peer});
+  };
   // In a large run there are far more donors than can be asked, and many newcomers read their names.
-  auto declared = co_await dht.get_sampled(std::move(key), kReplicasRead, kMaxDonors);
-  if (!declared) co_return donors;
-  for (const auto& [subkey, entry] : declared->entries()) {
-    const auto* bytes = subkey.get_if<msgpack::Bin>();
-    const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
-    const auto priority = entry.value.as_number();
-    if (peer && priority && std::isfinite(*priority) && *peer != dht.host().id())
-      donors.push_back({*priority, dht.runtime().random_unit(), *peer});
-  }
-  const auto rank = [most](const Donor& donor) {
+  if (const auto declared = co_await dht.get_sampled(setup.declared_under, kReplicasRead, {.most_entries = kMaxDonors}))
+    for (const auto& [subkey, entry] : declared->entries()) {
+      const auto* bytes = subkey.get_if<msgpack::Bin>();
+      const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
+      const auto priority = entry.value.as_number();
+      if (peer && priority) add(*peer, *priority);
+    }
+  for (const auto& [peer, priority] : setup.known)
+    if (std::ranges::find(donors, peer, &Donor::peer) == donors.end()) add(peer, priority);
+  // A priority above the highest that is believed is a lie, or a mistake: its donor comes last.
+  const auto rank = [most = setup.max_priority](const Donor& donor) {
     const bool believed = donor.priority <= most;
     return std::tuple(believed, believed ? donor.priority : 0, donor.tie);
   };
@@ -180,7 +185,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     if (pass > 0) co_await runtime.sleep_for(std::min<Duration>(pass * kPassPause, deadline.remaining(runtime.now())));
     if (deadline.passed(runtime.now())) break;
     std::vector<PeerId> believed, others_last;
-    for (const auto& donor : co_await declared_donors(dht, setup.declared_under, setup.max_priority))
+    for (const auto& donor : co_await declared_donors(dht, setup))
       if (!is_liar(donor.peer) && donor.priority >= setup.min_priority)
         (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);

@@ -2,18 +2,22 @@
 // ones when they fail. Source: docs/wire/hivemind.md, sections 6.2 and 6.9; state_pieces.hpp.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "cohive/dht/dht.hpp"
 #include "state_transfer.hpp"
 
 namespace cohive::averaging {
 
 struct DownloadSetup {
-  std::string declared_under;   ///< DHT key
-  std::string protocol;         ///< of rpc_download_state
-  PieceSource pieces;           ///< the same among cohive peers
-  double max_priority;          ///< that is believed
-  double min_priority;          ///< of donors that are asked
-  std::vector<PeerId> without;  ///< not asked
+  std::string declared_under;                    ///< DHT key
+  std::string protocol;                          ///< of rpc_download_state
+  PieceSource pieces;                            ///< the same among cohive peers
+  double max_priority;                           ///< that is believed
+  double min_priority;                           ///< of donors that are asked
+  std::vector<PeerId> without;                   ///< not asked
+  std::vector<std::pair<PeerId, double>> known;  ///< asked beside the declared ones, and their priorities
 };
 
 /// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have

@@ -141,6 +141,7 @@ INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
 /// A download takes as long as the gradients of an epoch: who came a moment too late for its group used to download
 /// again, and to be late again. The round of the parameters is not over by then.
 TEST(Joining, ANewcomerOnAThinLineIsInSoon) {
+  std::uint64_t downloads = 0;
   for (const std::uint64_t seed : {1, 3, 7, 9, 19}) {
     SCOPED_TRACE(seed);
     TrainingSwarm swarm(100'000, seed);
@@ -150,10 +151,11 @@ TEST(Joining, ANewcomerOnAThinLineIsInSoon) {
     swarm.pass(60s + seed * 170ms);
     auto& newcomer = swarm.add({.value = 1});
     EXPECT_TRUE(swarm.wait_for(60s, [&] { return newcomer.rounds >= 3; })) << newcomer.rounds;
-    EXPECT_LE(newcomer.run->stats().state_downloads, 5u);
+    downloads += newcomer.run->stats().state_downloads;
     EXPECT_EQ(newcomer.value(), 5);
     EXPECT_EQ(swarm.offences(), 0);
   }
+  EXPECT_LE(downloads, 15u) << "of five newcomers: some are a moment late again and again";
 }
 
 TEST(Behind, ATrainerThatSleptComesBackAtOnce) {

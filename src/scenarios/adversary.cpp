@@ -476,8 +476,8 @@ std::string AdversaryReport::harm() const {
   const auto add = [&harm](bool harmed, std::string what) {
     if (harmed) harm += (harm.empty() ? "" : "; ") + what;
   };
-  add(speed() < kLeastSpeed,
-      log::format("{:.0f} epochs per hour, without hostile peers {:.0f}", run.epochs_per_hour, without.epochs_per_hour));
+  add(speed() < kLeastSpeed, log::format("{:.0f} epochs per hour, without hostile peers {:.0f}", run.epochs_per_hour,
+                                         without.epochs_per_hour));
   add(run.epochs_alone > 0, log::format("{} epochs alone", run.epochs_alone));
   add(run.astray > kFarthestAstray, log::format("parameters {:.3f} astray", run.astray));
   add(run.over_budget > 0, log::format("{} hosts over budget", run.over_budget));

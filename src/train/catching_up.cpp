@@ -42,7 +42,7 @@ bool are_near(const msgpack::Value& one, const msgpack::Value& other) {
 }  // namespace
 
 CatchingUp::CatchingUp(RunContext& run, RunRounds& rounds, Epochs& epochs)
-    : run_(run), rounds_(rounds), epochs_(epochs), retry_(kFirstRetry) {
+    : run_(run), rounds_(rounds), epochs_(epochs), retry_(kFirstRetry), known_pause_(kFirstDoubt) {
   not_joined_.emplace(rounds_);
 }
 
@@ -229,15 +229,22 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
   how.max_bytes = most_state_bytes(run_.replica) + run_.kept.elements() * sizeof(float);
   how.without = std::exchange(useless_donors_, {});
   // Whoever holds the key of the declarations in the DHT could keep them from a peer that has fallen behind.
-  for (const auto& trainer : run_.tracker.trainers())
-    if (how.known.size() < kKnownDonors && run_.dht.host().connected(trainer.peer) &&
-        trainer.epoch + (joined() ? 0 : 1) > run_.counts.epoch())
-      how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
+  const std::uint64_t least = std::max(least_epoch, run_.counts.epoch() + (joined() ? 1 : 0));
+  if (run_.runtime.now() >= ask_known_)
+    for (const auto& trainer : run_.tracker.trainers())
+      if (how.known.size() < kKnownDonors && trainer.epoch >= least && run_.dht.host().connected(trainer.peer))
+        how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
   how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, run_.counts.epoch()) + kLead);
   how.min_priority = static_cast<double>(least_epoch);
+  const bool asks_known = !how.known.empty();
   auto state = co_await run_.sharing.download(std::move(how));
-  if (!state) co_return state.error();
+  if (!state) {
+    if (asks_known)
+      ask_known_ = run_.runtime.now() + std::exchange(known_pause_, std::min(known_pause_ * 2, kLongestDoubt));
+    co_return state.error();
+  }
+  known_pause_ = kFirstDoubt;
   const auto epoch = epoch_of(state->metadata);
   if (!epoch || *epoch > kMostEpochs)
     co_return Error(averaging::Errc::bad_state, state->donor, "no epoch of a run in its metadata");

@@ -80,6 +80,8 @@ class CatchingUp {
   std::uint64_t followed_ = 0;                       // rounds since gradients were averaged
   std::uint64_t averaged_ = 0;                       // rounds of gradients, when it was last looked
   Duration retry_;                                   // of a failed download
+  TimePoint ask_known_ = TimePoint::min();           // when trainers are asked again that have declared nothing
+  Duration known_pause_;                             // after the next time that they share nothing
   std::vector<PeerId> useless_donors_;               // whose last state was not taken
   std::optional<averaging::DownloadedState> proof_;  // of an epoch that others claimed
 };

@@ -222,14 +222,18 @@ TEST(Dictionary, ASampleMayBeOfOwnersAlone) {
     return Dictionary::decode(as_bytes(dictionary.encoded_sample(count, only_owned, random)), {}).value();
   };
   std::set<std::string> seen;
-  for (int i = 0; i < 50; ++i)
-    for (const auto& [identity, entry] : draw(3, true).entries()) seen.insert(entry.value);
+  for (int i = 0; i < 50; ++i) {
+    const Dictionary drawn = draw(3, true);
+    for (const auto& [identity, entry] : drawn.entries()) seen.insert(entry.value);
+  }
   EXPECT_EQ(seen.size(), 9u);
   EXPECT_FALSE(seen.contains("of a stranger"));
   EXPECT_EQ(draw(20, true).entries().size(), 9u);
   std::size_t of_owners = 0;
-  for (int i = 0; i < 200; ++i)
-    for (const auto& [identity, entry] : draw(100, false).entries()) of_owners += entry.value != "of a stranger";
+  for (int i = 0; i < 200; ++i) {
+    const Dictionary drawn = draw(100, false);
+    for (const auto& [identity, entry] : drawn.entries()) of_owners += entry.value != "of a stranger";
+  }
   EXPECT_NEAR(static_cast<double>(of_owners), 200 * 100 * 9 / 1009.0, 60) << "as many as chance has it";
   dictionary.erase(owned(3).identity);
   EXPECT_EQ(dictionary.drawable(true), 8u);

@@ -62,8 +62,8 @@ struct DownloadOptions {
   /// Donors that claim less are not asked.
   double min_priority = -std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
-  /// Peers that are known to average, and their priorities: asked as if they had declared themselves. What is declared
-  /// may be kept from this peer.
+  /// Peers that are known to average, and their priorities: asked once as if they had declared themselves, and no error
+  /// where they share nothing. What is declared may be kept from this peer.
   std::vector<std::pair<PeerId, double>> known = {};
   /// Tells by the metadata of two states whether they may be of one run at about one time: donors whose states are not
   /// do not vote for each other. Called on threads of the pool; unset: they may.

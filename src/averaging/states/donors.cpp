@@ -4,6 +4,7 @@
 #include <cmath>
 #include <deque>
 #include <functional>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -27,14 +28,15 @@ struct Donor {
   double priority;
   double tie;
   PeerId peer;
+  bool declared;
 };
 
 /// The declared ones, and the known ones beside them.
-Task<std::vector<Donor>> declared_donors(Dht& dht, const DownloadSetup& setup) {
+Task<std::vector<Donor>> find_donors(Dht& dht, const DownloadSetup& setup, bool with_known) {
   std::vector<Donor> donors;
-  const auto add = [&](const PeerId& peer, double priority) {
+  const auto add = [&](const PeerId& peer, double priority, bool declared) {
     if (std::isfinite(priority) && peer != dht.host().id())
-      donors.push_back({priority, dht.runtime().random_unit(), peer});
+      donors.push_back({priority, dht.runtime().random_unit(), peer, declared});
   };
   // In a large run there are far more donors than can be asked, and many newcomers read their names.
   if (const auto declared = co_await dht.get_sampled(setup.declared_under, kReplicasRead, {.most_entries = kMaxDonors}))
@@ -42,10 +44,10 @@ Task<std::vector<Donor>> declared_donors(Dht& dht, const DownloadSetup& setup) {
       const auto* bytes = subkey.get_if<msgpack::Bin>();
       const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
       const auto priority = entry.value.as_number();
-      if (peer && priority) add(*peer, *priority);
+      if (peer && priority) add(*peer, *priority, true);
     }
   for (const auto& [peer, priority] : setup.known)
-    if (std::ranges::find(donors, peer, &Donor::peer) == donors.end()) add(peer, priority);
+    if (with_known && std::ranges::find(donors, peer, &Donor::peer) == donors.end()) add(peer, priority, false);
   // A priority above the highest that is believed is a lie, or a mistake: its donor comes last.
   const auto rank = [most = setup.max_priority](const Donor& donor) {
     const bool believed = donor.priority <= most;
@@ -185,9 +187,12 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     if (pass > 0) co_await runtime.sleep_for(std::min<Duration>(pass * kPassPause, deadline.remaining(runtime.now())));
     if (deadline.passed(runtime.now())) break;
     std::vector<PeerId> believed, others_last;
-    for (const auto& donor : co_await declared_donors(dht, setup))
-      if (!is_liar(donor.peer) && donor.priority >= setup.min_priority)
-        (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
+    std::set<PeerId> undeclared;  // may share nothing: their failures say nothing of the donors
+    for (const auto& donor : co_await find_donors(dht, setup, pass == 0)) {
+      if (is_liar(donor.peer) || donor.priority < setup.min_priority) continue;
+      (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
+      if (!donor.declared) undeclared.insert(donor.peer);
+    }
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
     std::vector<PeerId> order = std::move(election.order);
     order.insert(order.end(), others_last.begin(), others_last.end());
@@ -218,13 +223,15 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
         open = std::move(faster->call);
         continue;
       }
-      last = state.error();
-      const bool lied = shows_a_liar(last) && (!last.peer() || *last.peer() == donor);
+      const Error why = state.error();
+      if (!undeclared.contains(donor)) last = why;
+      const bool lied = shows_a_liar(why) && (!why.peer() || *why.peer() == donor);
       if (lied && !is_liar(donor)) {
-        log::warn("averaging", "a donor of the state is left out: {}", last.with_peer(donor));
+        log::warn("averaging", "a donor of the state is left out: {}", why.with_peer(donor));
         report.liars.push_back(donor);
       } else {
-        log::info("averaging", "no state from {}: {}", donor, last);
+        log::write(undeclared.contains(donor) ? log::Level::debug : log::Level::info, "averaging",
+                   log::format("no state from {}: {}", donor, why));
         queue.lose(donor);
       }
     }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a download of the state costs a run in memory: the peak of the trainers that share it, and that of whom it is for.
+"""What a download of the state costs a run in memory: peaks of the trainers that share it, and of the newcomer.
 
     benchmarks/joining_memory.py [--peer build/release/bin/cohive-bench-trainer] [--millions 100] [--batches 16]
         [--work 0.1] [--after 3] [--epochs 3] [--late] [--json]

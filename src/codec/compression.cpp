@@ -1,7 +1,6 @@
 #include "cohive/codec/compression.hpp"
 
 #include <algorithm>
-
 #include <array>
 #include <limits>
 

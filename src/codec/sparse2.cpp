@@ -14,6 +14,7 @@
 
 #include "half.hpp"
 #include "kernels.hpp"
+#include "sparse_decoder.hpp"
 #include "table.hpp"
 
 namespace cohive::codec {
@@ -276,9 +277,10 @@ Slice encode_sparse2(const CodecSpec& spec, const Values& values, Rows) {
 
 namespace {
 
-class Sparse2Decoder final : public Decoder {
+class Sparse2Decoder final : public SparseDecoder<Sparse2Decoder> {
  public:
-  Sparse2Decoder(DType dtype, std::size_t count, const std::uint8_t* levels) : Decoder(dtype, count), levels_(levels) {}
+  Sparse2Decoder(DType dtype, std::size_t count, const std::uint8_t* levels)
+      : SparseDecoder(dtype, count), levels_(levels) {}
 
   /// Reads all places. Errors: levels that are no finite magnitudes, places out of range, bits that are missing or
   /// left.
@@ -308,17 +310,8 @@ class Sparse2Decoder final : public Decoder {
     return ok();
   }
 
-  void decode(std::size_t first, std::span<float> out) const override {
-    std::fill(out.begin(), out.end(), 0.0f);
-    for_sent(first, out.size(), [&](std::size_t at, float value) { out[at] = value; });
-  }
-  void accumulate(std::size_t first, float weight, std::span<float> accumulator) const override {
-    for_sent(first, accumulator.size(), [&](std::size_t at, float value) { accumulator[at] += weight * value; });
-  }
-  using Decoder::finite;
-  bool finite(std::size_t, std::size_t) const override { return true; }  // the levels have been checked
-
  private:
+  friend class SparseDecoder<Sparse2Decoder>;
   std::uint16_t level(std::size_t block, std::size_t which) const {
     return read_at<std::uint16_t>(levels_, block * 2 + which);
   }

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "half.hpp"
+#include "sparse_decoder.hpp"
 #include "table.hpp"
 
 namespace cohive::codec {
@@ -36,10 +37,10 @@ std::vector<std::uint32_t> largest_places(std::vector<std::uint32_t> magnitudes,
   return places;
 }
 
-class TopKDecoder final : public Decoder {
+class TopKDecoder final : public SparseDecoder<TopKDecoder> {
  public:
   TopKDecoder(DType dtype, std::size_t count, ByteView buffer)
-      : Decoder(dtype, count), starts_(reaches_of(count) + 1), offsets_(buffer.data() + reaches_of(count) * 4) {
+      : SparseDecoder(dtype, count), starts_(reaches_of(count) + 1), offsets_(buffer.data() + reaches_of(count) * 4) {
     for (std::size_t reach = 0; reach + 1 < starts_.size(); ++reach)
       starts_[reach + 1] = starts_[reach] + read_at<std::uint32_t>(buffer.data(), reach);
     halves_ = offsets_ + sent() * 2;
@@ -60,17 +61,8 @@ class TopKDecoder final : public Decoder {
     return ok();
   }
 
-  void decode(std::size_t first, std::span<float> out) const override {
-    std::fill(out.begin(), out.end(), 0.0f);
-    for_sent(first, out.size(), [&](std::size_t at, float value) { out[at] = value; });
-  }
-  void accumulate(std::size_t first, float weight, std::span<float> accumulator) const override {
-    for_sent(first, accumulator.size(), [&](std::size_t at, float value) { accumulator[at] += weight * value; });
-  }
-  using Decoder::finite;
-  bool finite(std::size_t, std::size_t) const override { return true; }  // see check
-
  private:
+  friend class SparseDecoder<TopKDecoder>;
   std::size_t place_of(std::size_t reach, std::size_t i) const {
     return reach * kReach + read_at<std::uint16_t>(offsets_, i);
   }

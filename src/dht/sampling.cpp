@@ -19,7 +19,7 @@ struct Sampling {
   Draw draw{};
   std::size_t next = 0;
 
-  /// Of how many entries a node has drawn those that it has sent. What is sent whole may be left out for other reasons.
+  /// Returns of how many entries a node has drawn those that it has sent; 0 where it sent all that it was asked for.
   std::size_t count(const Finding& found) const {
     if (draw.most_entries == 0 || !found.record) return 0;
     const Dictionary* sent = found.record->dictionary();

@@ -81,7 +81,7 @@ class Dictionary {
 
   /// ext 0x50.
   std::string encoded() const;
-  /// How many entries there are, or of owners.
+  /// Returns how many entries there are, or how many of owners.
   std::size_t drawable(bool only_owned) const { return only_owned ? index().owned.size() : entries_.size(); }
   /// The same as encoded() with so many entries, drawn at random: it costs what these cost, however many others there
   /// are.
@@ -90,7 +90,7 @@ class Dictionary {
     Index& of = index();
     const std::size_t all = drawable(only_owned), owned = of.owned.size();
     count = std::min(count, all);
-    // Of both lists as if they were one: as many of the first as chance has it.
+    // Both lists are drawn from as if they were one: from the first as often as chance has it.
     std::size_t of_owned = all == owned ? count : 0;
     if (owned > 0 && owned < all)
       for (std::size_t i = 0; i < count; ++i)

@@ -138,7 +138,8 @@ class SimulatedSwarm final : public TrainSwarm {
     tasks_.spawn(put_to_sleep(*this), "sleep");
     for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
       runtime_.run_for(1s);
-      if (epoch() > std::exchange(report_.epochs, epoch())) entered_ = second + 1;
+      const std::uint64_t latest = epoch();
+      if (latest > std::exchange(report_.epochs, latest)) entered_ = second + 1;
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
     finish_report();
@@ -361,7 +362,7 @@ class SimulatedSwarm final : public TrainSwarm {
     }
   }
 
-  /// That of the epochs that have ended. The one in progress counts once it takes longer than they did.
+  /// Returns the pace of the epochs that have ended. The one in progress counts once it takes longer than they did.
   double epochs_per_hour() const {
     if (report_.epochs == 0) return 0;
     const auto epochs = static_cast<double>(report_.epochs);

@@ -42,7 +42,7 @@ bool are_near(const msgpack::Value& one, const msgpack::Value& other) {
 }  // namespace
 
 CatchingUp::CatchingUp(RunContext& run, RunRounds& rounds, Epochs& epochs)
-    : run_(run), rounds_(rounds), epochs_(epochs), retry_(kFirstRetry), known_pause_(kFirstDoubt) {
+    : run_(run), rounds_(rounds), epochs_(epochs), retry_(kFirstRetry), known_(kFirstDoubt, kLongestDoubt) {
   not_joined_.emplace(rounds_);
 }
 
@@ -230,7 +230,7 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
   how.without = std::exchange(useless_donors_, {});
   // Whoever holds the key of the declarations in the DHT could keep them from a peer that has fallen behind.
   const std::uint64_t least = std::max(least_epoch, run_.counts.epoch() + (joined() ? 1 : 0));
-  if (run_.runtime.now() >= ask_known_)
+  if (known_.is_over(run_.runtime.now()))
     for (const auto& trainer : run_.tracker.trainers())
       if (how.known.size() < kKnownDonors && trainer.epoch >= least && run_.dht.host().connected(trainer.peer))
         how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
@@ -240,11 +240,10 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
   const bool asks_known = !how.known.empty();
   auto state = co_await run_.sharing.download(std::move(how));
   if (!state) {
-    if (asks_known)
-      ask_known_ = run_.runtime.now() + std::exchange(known_pause_, std::min(known_pause_ * 2, kLongestDoubt));
+    if (asks_known) known_.begin(run_.runtime.now());
     co_return state.error();
   }
-  known_pause_ = kFirstDoubt;
+  known_.forget();
   const auto epoch = epoch_of(state->metadata);
   if (!epoch || *epoch > kMostEpochs)
     co_return Error(averaging::Errc::bad_state, state->donor, "no epoch of a run in its metadata");
@@ -408,29 +407,28 @@ Task<void> CatchingUp::restore(std::uint64_t epoch, std::function<void()> write)
 /// Downloads the state when others claim to be ahead, beside the training. If it is true, the trainer loads what has
 /// come.
 Task<void> CatchingUp::prove_claims(CatchingUp& self) {
-  TimePoint next{};
-  Duration doubt = kFirstDoubt;
+  GrowingPause doubt(kFirstDoubt, kLongestDoubt);
   for (;;) {
     co_await self.run_.tracker.news();
     const GlobalProgress global = self.run_.tracker.snapshot();
     const std::uint64_t lead = global.met > 0 ? 1 : 0;  // of two that have averaged, one may end the epoch first
     if (self.run_.options.auxiliary || self.run_.ended || !self.joined() || self.proof_ || self.rounds_.suspended() ||
-        global.claimed <= std::max(global.epoch, self.run_.counts.epoch()) + lead || self.run_.runtime.now() < next)
+        global.claimed <= std::max(global.epoch, self.run_.counts.epoch()) + lead ||
+        !doubt.is_over(self.run_.runtime.now()))
       continue;
     log::info("train", "a peer claims epoch {}, and this one is at {}: downloading the state beside the training",
               global.claimed, self.run_.counts.epoch());
     // Most donors are where this peer is, and would be elected.
     auto state = co_await self.download(self.run_.counts.epoch() + lead + 1);
     if (state && *epoch_of(state->metadata) > self.run_.counts.epoch() + lead) {
-      doubt = kFirstDoubt;
+      doubt.forget();
       self.proof_ = std::move(*state);
       self.run_.counts.demand();
       continue;
     }
+    const Duration pause = doubt.begin(self.run_.runtime.now());
     log::info("train", "no state proves epoch {}, which a peer claims: claims are not looked into for {:.0f} s",
-              global.claimed, to_seconds(doubt));
-    next = self.run_.runtime.now() + doubt;
-    doubt = std::min(doubt * 2, kLongestDoubt);
+              global.claimed, to_seconds(pause));
   }
 }
 

@@ -8,13 +8,34 @@
 // claims together, and it grows until one has been proven: claims cost nothing, downloads do. Loop thread.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "epochs.hpp"
 
 namespace cohive::train {
+
+/// A pause that is twice as long each time.
+class GrowingPause {
+ public:
+  GrowingPause(Duration first, Duration longest) : first_(first), longest_(longest) {}
+  bool is_over(TimePoint now) const { return now >= until_; }
+  /// Returns how long it takes.
+  Duration begin(TimePoint now) {
+    until_ = now + next_;
+    return std::exchange(next_, std::min(next_ * 2, longest_));
+  }
+  /// The next one is as short as the first.
+  void forget() { next_ = first_; }
+
+ private:
+  const Duration first_, longest_;
+  Duration next_ = first_;
+  TimePoint until_ = TimePoint::min();
+};
 
 class CatchingUp {
  public:
@@ -80,8 +101,7 @@ class CatchingUp {
   std::uint64_t followed_ = 0;                       // rounds since gradients were averaged
   std::uint64_t averaged_ = 0;                       // rounds of gradients, when it was last looked
   Duration retry_;                                   // of a failed download
-  TimePoint ask_known_ = TimePoint::min();           // when trainers are asked again that have declared nothing
-  Duration known_pause_;                             // after the next time that they share nothing
+  GrowingPause known_;                               // until trainers are asked that have declared nothing
   std::vector<PeerId> useless_donors_;               // whose last state was not taken
   std::optional<averaging::DownloadedState> proof_;  // of an epoch that others claimed
 };

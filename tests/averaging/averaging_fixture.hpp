@@ -71,6 +71,14 @@ class Averaging : public ::testing::Test {
     RoundOptions round = {};
     double weight = 1;
   };
+  /// The mean of the first tensors of all peers.
+  std::vector<double> mean_of_all() const {
+    std::vector<double> mean(peers[0]->a.size());
+    for (const auto& peer : peers)
+      for (std::size_t k = 0; k < mean.size(); ++k)
+        mean[k] += static_cast<double>(peer->a[k]) / static_cast<double>(peers.size());
+    return mean;
+  }
   std::vector<Result<RoundReport>> step_all(std::vector<Step> steps) {
     std::vector<Task<Result<RoundReport>>> tasks;
     for (std::size_t i = 0; i < steps.size(); ++i)

@@ -29,13 +29,6 @@ class OneAverage : public Averaging {
         peers[i]->a[k] =
             std::sin(0.37f * static_cast<float>(k)) + 0.3f * std::cos(static_cast<float>((i + 2) * (k + 1)));
   }
-  std::vector<double> mean() const {
-    std::vector<double> mean(peers[0]->a.size());
-    for (const auto& peer : peers)
-      for (std::size_t k = 0; k < mean.size(); ++k)
-        mean[k] += static_cast<double>(peer->a[k]) / static_cast<double>(peers.size());
-    return mean;
-  }
 };
 
 // ---- Bytes
@@ -103,7 +96,7 @@ TEST_P(OneAverageInAnyWay, IsTheSameForAllToTheBit) {
   options.mode = PeerMode::client;
   add(options, 3000);
   draw();
-  const auto expected = mean();
+  const auto expected = mean_of_all();
   options.mode = PeerMode::auxiliary;
   add(options, 3000);
   auto steps = same();
@@ -141,7 +134,7 @@ TEST_F(OneAverage, WhatMembersOweIsSentWithTheNextRound) {
   const auto options = asking(Codec::float16, Codec::block4);
   for (int i = 0; i < 3; ++i) add(options);
   draw();
-  std::vector<double> wanted = mean(), delivered(1000);
+  std::vector<double> wanted = mean_of_all(), delivered(1000);
   constexpr int kRounds = 12;
   for (int round = 0; round < kRounds; ++round) {
     for (const auto& result : step_all(same())) ASSERT_TRUE(result) << result.error();
@@ -193,7 +186,7 @@ TEST_P(OneAverageOddMember, MeansThatAllAreAnsweredWithDifferences) {
     add(options);
   }
   draw();
-  const auto expected = mean();
+  const auto expected = mean_of_all();
   for (const auto& result : step_all(same())) {
     ASSERT_TRUE(result) << result.error();
     EXPECT_EQ(result->group.size(), 3u);

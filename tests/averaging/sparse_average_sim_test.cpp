@@ -31,13 +31,6 @@ class SparseAverage : public Averaging {
     for (auto& peer : peers)
       for (std::size_t k = 0; k < common.size(); ++k) peer->a[k] = common[k] + 0.3f * normal(random);
   }
-  std::vector<double> mean_of_all() const {
-    std::vector<double> mean(peers[0]->a.size());
-    for (const auto& peer : peers)
-      for (std::size_t k = 0; k < mean.size(); ++k)
-        mean[k] += static_cast<double>(peer->a[k]) / static_cast<double>(peers.size());
-    return mean;
-  }
   bool all_have_the_same() const {
     return std::ranges::all_of(peers, [this](const auto& peer) {
       return std::memcmp(peer->a.data(), peers[0]->a.data(), peer->a.size() * sizeof(float)) == 0;

@@ -35,8 +35,8 @@ class Reference(unittest.TestCase):
     def test_the_python_package_is_told(self):
         page = reference.python_page()
         self.assertEqual((PAGES / "python.md").read_text(), page, AGAIN)
-        for sentence in ("### Optimizer", "| `target_batch_size` | `None` | samples of an epoch, of all peers together; "
-                         "left out with fit\\_my\\_link |", "* `shutdown()`: "):
+        for sentence in ("### Optimizer", "| `target_batch_size` | `None` | samples of an epoch, of all peers "
+                         "together; left out with fit\\_my\\_link |", "* `shutdown()`: "):
             self.assertIn(sentence, page)
 
     def test_every_metric_that_the_sources_register_is_told(self):

@@ -77,10 +77,7 @@ TEST(Training, TwoTrainersTakeTheStepOfOneThatHasSeenAllTheirData) {
   // was faster, only on the samples' weights, which the trainers know.
   const auto run = [&both](Trainer& trainer, std::int64_t seed) {
     for (std::uint64_t batches = 0;; ++batches) {
-      if (batches == 1) {  // both know of each other before one of them ends the epoch
-        while (trainer.optimizer.stats().peers < 2) std::this_thread::yield();
-        both.arrive_and_wait();
-      }
+      if (batches == 1) meet(trainer.optimizer, both);  // before one of them ends the epoch
       const auto report = trainer.step(seed);
       if (report.epoch_changed) return std::pair(batches + 1, report.grad_group);
     }

@@ -1,7 +1,9 @@
 // What the tests of trainers share: their swarms, and how much a batch and an epoch are.
 #pragma once
 
+#include <barrier>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cohive/torch/optimizer.hpp"
@@ -28,6 +30,12 @@ inline OptimizerOptions epochs_of_three_batches() {
   options.delay_state_averaging = false;
   options.matchmaking_time = 1s;
   return options;
+}
+
+/// Waits until this trainer knows of another one, and that one of this.
+inline void meet(const Optimizer& optimizer, std::barrier<>& both) {
+  while (optimizer.stats().peers < 2) std::this_thread::yield();
+  both.arrive_and_wait();
 }
 
 }  // namespace cohive

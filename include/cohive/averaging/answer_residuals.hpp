@@ -13,7 +13,7 @@
 
 namespace cohive::averaging {
 
-/// What the averages that this member encodes as a reducer have lost, round after round, by place in the tensors.
+/// Holds what averages lost that this member has encoded as a reducer, round after round, by place in the tensors.
 /// Memory: 4 bytes for each value that it reduces. Any thread.
 class AnswerResiduals {
  public:

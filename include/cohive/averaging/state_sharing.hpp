@@ -27,7 +27,7 @@ using dht::Dht;
 
 namespace cohive::averaging {
 
-/// What is handed to peers that ask for a state. The tensors' memory is shared, not copied: it must not change, unless
+/// A state as it is handed to peers that ask. The tensors' memory is shared, not copied: it must not change, unless
 /// a reader reads it.
 struct SharedState {
   msgpack::Value metadata;                         ///< a non-empty map

@@ -45,7 +45,7 @@ struct CodecSpec {
   /// Takes a codec and, for top_k and sparse2, its density.
   CodecSpec(Codec kind, double share) : codec(kind), density(share) {}
   Codec codec;  ///< the kind of encoding
-  /// Of top_k and sparse2: the share of values sent, above 0 and at most 1; at least one value is, of each block.
+  /// The share of values that top_k and sparse2 send, above 0 and at most 1; at least one value is sent, of each block.
   double density;
   bool fixed_places = false;  ///< of sparse2: 12 bits for each place in place of a Rice code, which is less work
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;

@@ -27,9 +27,9 @@ class Residuals {
  public:
   /// Owes nothing yet.
   /// \param size  values of the tensor
-  /// \param kept  the share of what is owed that is still owed one round later, above 0 and at most 1: what is too
-  /// small
-  ///     to be sent for long is old by then. Of the host's memory; other memory keeps all.
+  /// \param kept  the share of what is owed that is still owed one round later, above 0 and at
+  ///              most 1: what is too small to be sent for long is old by then. Of the host's
+  ///              memory; other memory keeps all.
   explicit Residuals(std::size_t size, float kept = 1);
   Residuals(Residuals&&) noexcept;
   Residuals& operator=(Residuals&&) noexcept;

@@ -77,7 +77,7 @@ struct StoredValue {
   msgpack::Value value;   ///< decoded, without signatures
   double expiration = 0;  ///< Unix seconds
 };
-/// Which entries of a dictionary are drawn, at random.
+/// A draw of some entries of a dictionary, at random.
 struct Draw {
   std::size_t most_entries = 0;  ///< drawn by each node for one call; 0: all are sent
   /// Only entries of owners (RsaSignatureValidator) are drawn, and counted in GetResult::held. Python nodes send all.
@@ -151,9 +151,9 @@ class Dht {
   /// records that many peers read again and again, where each of them asking all replicas would fill the replicas'
   /// lines. Entries of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as
   /// of get().
-  /// \param draw  of entries: each replica draws others for each call (Python nodes send all), those of earlier calls
-  /// do
-  ///              not count, and GetResult::held says how many there are.
+  /// \param draw  which entries: each replica draws others for each call (Python nodes send all).
+  ///              Those of earlier calls do not count then, and GetResult::held says how many
+  ///              there are.
   Task<Result<GetResult>> get_sampled(Key key, std::size_t replicas, Draw draw = {},
                                       std::optional<Deadline> deadline = {});
   /// One result per key, in order.

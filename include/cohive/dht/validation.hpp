@@ -49,7 +49,7 @@ class RecordValidator {
 /// Makes a validator with a new key on a worker thread.
 Task<std::shared_ptr<class RsaSignatureValidator>> make_rsa_validator(Runtime& runtime);
 
-/// What keys and subkeys of owners contain: see RsaSignatureValidator::ownership_marker().
+/// Keys and subkeys of owners contain this: see RsaSignatureValidator::ownership_marker().
 inline constexpr std::string_view kOwnerMarker = "[owner:";
 
 /// Protects records whose key or subkey carries "[owner:ssh-rsa ...]" by RSA-PSS signatures (section 4.2).

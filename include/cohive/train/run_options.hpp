@@ -82,8 +82,8 @@ struct RunOptions {
   codec::Compression state_averaging_compression;  ///< the same of parameters
   codec::Compression load_state_compression;       ///< of the state that newcomers download from this peer
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
-  /// Of codec::Codec::sparse2, which goes with an outer_optimizer without momentum, tensors of less than 4096 values
-  /// are left out.
+  /// Tensors of less than 4096 values are left out of codec::Codec::sparse2, which goes with an outer_optimizer
+  /// without momentum.
   std::optional<codec::Compression> agreed_grad_compression = std::nullopt;
   averaging::Aggregation grad_aggregation,  ///< of the parts of gradients that this peer reduces
       state_aggregation;                    ///< of the parts of parameters that it reduces

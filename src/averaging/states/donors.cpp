@@ -31,7 +31,7 @@ struct Donor {
   bool declared;
 };
 
-/// The declared ones, and the known ones beside them.
+/// Returns the declared donors, and the known ones beside them.
 Task<std::vector<Donor>> find_donors(Dht& dht, const DownloadSetup& setup, bool with_known) {
   std::vector<Donor> donors;
   const auto add = [&](const PeerId& peer, double priority, bool declared) {

@@ -113,7 +113,7 @@ Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& p
 
 Result<Slice> read_state(const SharedState& state, const StateReader* reader, std::size_t tensor, std::size_t offset,
                          std::size_t size) {
-  if (!reader || tensor >= reader->tensors()->count()) return state.tensors[tensor].data.sub(offset, size);
+  if (!is_live(reader, tensor)) return state.tensors[tensor].data.sub(offset, size);
   auto bytes = reader->read(tensor, offset, size);
   if (!bytes) return Error(Errc::state_changed);
   return std::move(*bytes);
@@ -128,8 +128,7 @@ Result<Slice> read_piece(const SharedState& state, const StateReader* reader, co
 }
 
 std::size_t size_of(const SharedState& state, const StateReader* reader, std::size_t tensor) {
-  const bool is_live = reader && tensor < reader->tensors()->count();
-  return is_live ? reader->tensors()->size(tensor) : state.tensors[tensor].data.size();
+  return is_live(reader, tensor) ? reader->tensors()->size(tensor) : state.tensors[tensor].data.size();
 }
 
 ManifestBuilder::ManifestBuilder(std::shared_ptr<const SharedState> state, std::shared_ptr<const StateReader> reader,

@@ -53,6 +53,10 @@ StateRoot root_of(ByteView manifest);
 
 /// A piece as it travels. \param bytes  its values in memory
 Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& piece);
+/// Tells whether a tensor of a state is where the model has it. \param reader  of the state; null: none is
+inline bool is_live(const StateReader* reader, std::size_t tensor) {
+  return reader && tensor < reader->tensors()->count();
+}
 /// Bytes [offset, offset + size) of a tensor of a state, wherever they are. \param reader  of the state; null: it has
 /// none. Errors: state_changed.
 Result<Slice> read_state(const SharedState& state, const StateReader* reader, std::size_t tensor, std::size_t offset,

@@ -24,14 +24,13 @@ constexpr std::size_t kHashedAtOnce = 32;  // pieces: about three milliseconds, 
 Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size_t index) {
   const Piece piece = snapshot.manifest->piece(index);
   const ManifestTensor& is = snapshot.manifest->tensors[piece.tensor];
-  const auto& reader = snapshot.reader;
-  const bool is_live = reader && piece.tensor < reader->tensors()->count();
+  const bool live = is_live(snapshot.reader.get(), piece.tensor);
   const bool as_it_is = codec::travels_as_it_is(is.codec, is.dtype);
-  if (!is_live && (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlinePieceBytes))
+  if (!live && (as_it_is || snapshot.manifest->bytes_of(piece) <= kInlinePieceBytes))
     co_return read_piece(*snapshot.state, nullptr, is, piece);
-  auto bytes = co_await runtime.offload([snapshot, piece, index, is_live]() -> Result<Slice> {
+  auto bytes = co_await runtime.offload([snapshot, piece, index, live]() -> Result<Slice> {
     auto encoded = read_piece(*snapshot.state, snapshot.reader.get(), snapshot.manifest->tensors[piece.tensor], piece);
-    if (!encoded || !is_live || crypto::sha256(encoded->view()) == snapshot.manifest->hashes[index]) return encoded;
+    if (!encoded || !live || crypto::sha256(encoded->view()) == snapshot.manifest->hashes[index]) return encoded;
     snapshot.reader->tensors()->spoil();
     return Error(Errc::state_changed);
   });
@@ -41,7 +40,7 @@ Task<Result<Slice>> encode(Runtime& runtime, const Snapshot& snapshot, std::size
 /// The client has the piece.
 void note_sent(const Snapshot& snapshot, std::size_t index) {
   const Piece piece = snapshot.manifest->piece(index);
-  if (!snapshot.reader || piece.tensor >= snapshot.reader->tensors()->count()) return;
+  if (!is_live(snapshot.reader.get(), piece.tensor)) return;
   const std::size_t size = codec::size_of(snapshot.manifest->tensors[piece.tensor].dtype);
   snapshot.reader->done(piece.tensor, piece.first * size, piece.values * size);
 }

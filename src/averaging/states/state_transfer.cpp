@@ -5,6 +5,7 @@
 #include "averaging/tensors/decode_into.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
+#include "manifest.hpp"
 #include "uploads.hpp"
 
 namespace cohive::averaging {
@@ -35,12 +36,12 @@ class StateSender {
         metadata_(msgpack::encode(state.metadata)) {}
 
   Task<Result<>> send(std::size_t number, codec::Codec codec) {
+    const bool live = is_live(reader_.get(), number);
+    const std::size_t bytes = size_of(*state_, reader_.get(), number);
     codec::Tensor tensor = std::exchange(state_->tensors[number], {});
-    const bool is_live = reader_ && number < reader_->tensors()->count();
     const std::size_t width = codec::size_of(tensor.dtype);
     const auto count = codec::element_count(tensor.shape);
-    if (!count || *count * width != (is_live ? reader_->tensors()->size(number) : tensor.data.size()))
-      co_return Error(Errc::bad_state, "a tensor of another size than its shape");
+    if (!count || *count * width != bytes) co_return Error(Errc::bad_state, "a tensor of another size than its shape");
     const Encoding encoding(codec::codec_for(codec, tensor.dtype, tensor.shape), tensor.dtype);
     TensorView view;
     view.shape = tensor.shape;
@@ -53,11 +54,11 @@ class StateSender {
       const std::size_t piece = std::min<std::size_t>(values, *count - at);
       codec::Tensor part = tensor;
       if (encoding.width) part.shape = {static_cast<std::uint32_t>(piece)};
-      if (!is_live) part.data = tensor.data.sub(at * width, piece * width);
-      auto encoded = co_await encode(std::move(part), encoding, is_live ? std::optional(number) : std::nullopt,
-                                     at * width, piece * width);
+      if (!live) part.data = tensor.data.sub(at * width, piece * width);
+      auto encoded = co_await encode(std::move(part), encoding, live ? std::optional(number) : std::nullopt, at * width,
+                                     piece * width);
       if (!encoded) co_return encoded.error();
-      if (is_live) reader_->done(number, at * width, piece * width);
+      if (live) reader_->done(number, at * width, piece * width);
       if (at == 0) {
         const std::size_t size = encoding.width ? *count * encoding.width : encoded->size();
         view.chunks = static_cast<int>((size + kChunk - 1) / kChunk);

@@ -50,7 +50,7 @@ class Uploads {
 /// How long a state that its model has left behind is kept for one that reads it: a download has ten minutes by
 /// default.
 inline constexpr Duration kKeptTime = 30min;
-/// Whether the reader has taken longer. Null: there is none.
+/// Tells whether the reader has taken longer. Null: there is none.
 bool holds_too_long(Runtime& runtime, const StateReader* reader);
 
 /// Whether a reader keeps up: at least kLeastRate bytes a second on average, looked at once a minute.

@@ -261,10 +261,7 @@ struct PowerSgdTrainer {
   /// makes its second.
   std::size_t run(const torch::Tensor& gradient, std::barrier<>& both) {
     for (std::size_t batches = 0;;) {
-      if (batches == 1) {
-        while (optimizer->stats().peers < 2) std::this_thread::yield();
-        both.arrive_and_wait();
-      }
+      if (batches == 1) meet(*optimizer, both);
       ++batches;
       (weight * gradient).sum().backward();
       const auto report = optimizer->step(kBatch);

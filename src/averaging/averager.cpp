@@ -94,6 +94,12 @@ std::string schema_hash_of(const std::vector<TensorInfo>& schema, const Averager
   return to_string(ByteView(digest).first(hash.size()));
 }
 
+std::vector<PeerId> members_of(const Group& group) {
+  std::vector<PeerId> members;
+  for (const Member& member : group.members) members.push_back(member.peer);
+  return members;
+}
+
 std::string notice_of(const std::string& group_id, const std::vector<PeerId>& stragglers) {
   proto::SpoilersNotice notice;
   notice.set_group_id(group_id);
@@ -168,6 +174,7 @@ struct Averager::Impl {
   Task<Result<>> await_trigger(Round::State& state, Deadline deadline);
   Task<Result<RoundReport>> average(Round::State& state, const WorkDivision& work, Rounds::Entry& entry);
   void round_ended(const Group& group, const RoundEnd& end);
+  void name_stragglers(const Group& group, const std::vector<PeerId>& stragglers);
   Result<> hear_leaving(const PeerId& peer, ByteView record);
   Result<> hear_of_stragglers(const PeerId& witness, ByteView record);
   RoundLimits limits_of(const Round::State& state) const;
@@ -352,15 +359,15 @@ Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Dead
 /// Members that wait for a round that has failed here need not wait for long.
 void Averager::Impl::round_ended(const Group& group, const RoundEnd& end) {
   finder->round_ended(end);
-  if (left || (end.report && end.report->stragglers.empty())) return;
-  std::vector<PeerId> members;
-  for (const Member& member : group.members) members.push_back(member.peer);
-  const Deadline deadline = runtime.after(kNoticeTime);
-  if (!end.report)
-    background.spawn(leaving.tell(std::move(members), group.id, deadline), "a round that is given up");
-  else
-    background.spawn(naming.tell(std::move(members), notice_of(group.id, end.report->stragglers), deadline),
-                     "members in vain");
+  if (left || end.report) return;
+  background.spawn(leaving.tell(members_of(group), group.id, runtime.after(kNoticeTime)), "a round that is given up");
+}
+
+/// Members that wait for them as well need not wait for longer than this one.
+void Averager::Impl::name_stragglers(const Group& group, const std::vector<PeerId>& stragglers) {
+  if (left) return;
+  background.spawn(naming.tell(members_of(group), notice_of(group.id, stragglers), runtime.after(kNoticeTime)),
+                   "members in vain");
 }
 
 Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
@@ -404,7 +411,8 @@ Task<Result<RoundReport>> Averager::Impl::average(Round::State& state, const Wor
                           auto patience = finder->timeout_for(member);
                           if (patience) patience = std::max(*patience, least);
                           return patience;
-                        }},
+                        },
+                        [this, group = work.group](const auto& stragglers) { name_stragglers(*group, stragglers); }},
                        work, {weight, options.averaging_alpha}, *tensors, entry);
   Nursery watching(runtime, "all-reduce watch");
   if (options.bandwidth.is_measured() || options.measures_link) watching.spawn(LinkMeter::watch(meter), "link meter");

@@ -69,8 +69,7 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {
-  // In a divided run a stranger costs one group, and most peers are strangers.
-  context_.stragglers.round_ended(end, context_.keys.reforms());
+  context_.stragglers.round_ended(end);
   if (const auto forger = context_.known.round_ended(end)) {
     // It made them up, or they have all been lost, and it tells nobody which.
     log::info("averaging", "{} led a group of members that never came and cannot be reached: not following it",

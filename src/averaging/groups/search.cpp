@@ -55,7 +55,8 @@ void SearchContext::remember(const Group& group, bool reforms) {
   known.found(group, reforms && keys.reforms());
   std::set<PeerId> members;
   for (const Member& member : group.members) members.insert(member.peer);
-  stragglers.group_began(group.id, std::move(members));
+  // In a divided run a stranger costs one group, and most peers are strangers.
+  stragglers.group_began(group.id, std::move(members), keys.reforms());
   look_around();
 }
 

@@ -23,9 +23,9 @@ bool is_plausible(std::size_t stragglers, std::size_t members) {
 
 }  // namespace
 
-void Stragglers::group_began(const std::string& id, std::set<PeerId> members) {
+void Stragglers::group_began(const std::string& id, std::set<PeerId> members, bool tells_strangers_apart) {
   if (!rounds_.empty()) learn_from(rounds_.back());  // all members have told of it by now
-  rounds_.push_back({id, std::move(members), {}, {}, {}, {}});
+  rounds_.push_back({id, std::move(members), tells_strangers_apart, runtime_.now()});
   if (rounds_.size() > kRounds) rounds_.pop_front();
 }
 
@@ -65,20 +65,29 @@ Stragglers::Record& Stragglers::record_of(const PeerId& peer) {
   return record;
 }
 
-void Stragglers::round_ended(const RoundEnd& end, bool tells_strangers_apart) {
+void Stragglers::be_wary(const Round& round, Duration waited) {
+  if (!round.tells_strangers_apart) return;
+  if (!is_wary())
+    log::info("averaging", "newcomers are not waited for as long as usual for a while: one of them was late");
+  distrust_until_ = std::max(distrust_until_, runtime_.now() + std::min<Duration>(waited * kWaryFor, kLongestWary));
+}
+
+void Stragglers::round_ended(const RoundEnd& end) {
   Round* round = find_round(end.group_id);
   if (!round || !end.report) return;
   const auto& stragglers = end.report->stragglers;
   const Duration took = end.report->allreduce;
   const auto lost = end.report->lost();
+  const auto is_late_stranger = [&](const PeerId& peer) {
+    return peer != own_ && round->members.contains(peer) && is_stranger(peer);
+  };
+  if (std::ranges::any_of(stragglers, is_late_stranger)) be_wary(*round, took);
   if (!is_plausible(stragglers.size(), round->members.size())) return;
   const auto is_in = [](const std::vector<PeerId>& list, const PeerId& peer) {
     return std::ranges::find(list, peer) != list.end();
   };
-  bool stranger = false;
   for (const PeerId& peer : stragglers) {
     if (peer == own_ || !round->members.contains(peer)) continue;
-    stranger |= is_stranger(peer);
     Record& record = record_of(peer);
     if (record.owed == 0) ++record.late;
     record.owed = std::max(record.owed, std::min(record.late, kMostOwed));
@@ -92,22 +101,21 @@ void Stragglers::round_ended(const RoundEnd& end, bool tells_strangers_apart) {
     found->second.owed -= std::min<std::size_t>(found->second.owed, 1);
     found->second.led_in_vain = false;
   }
-  if (!stranger || !tells_strangers_apart) return;
-  if (!is_wary())
-    log::info("averaging", "newcomers are not waited for as long as usual for a while: one of them was late");
-  distrust_until_ = std::max(distrust_until_, runtime_.now() + std::min<Duration>(took * kWaryFor, kLongestWary));
 }
 
 bool Stragglers::told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& stragglers) {
   Round* round = find_round(id);
-  if (!round || witness == own_ || !round->members.contains(witness) || !round->witnesses.insert(witness).second)
+  if (!round || witness == own_ || !round->members.contains(witness)) return false;
+  std::size_t& told = round->witnesses[witness];
+  if (stragglers.size() > kMostTold - told || !is_plausible(told + stragglers.size(), round->members.size()))
     return false;
-  if (stragglers.size() > kMostTold || !is_plausible(stragglers.size(), round->members.size())) return false;
+  told += stragglers.size();
   for (const PeerId& peer : stragglers) {
     if (peer == own_ || peer == witness || !round->members.contains(peer)) continue;
     round->named.insert(peer);
     Record& record = record_of(peer);
     record.owed = std::max<std::size_t>(record.owed, 1);
+    if (is_stranger(peer)) be_wary(*round, runtime_.now() - round->began);
   }
   return true;
 }
@@ -121,7 +129,7 @@ std::optional<Duration> Stragglers::patience(const PeerId& peer) const {
   const bool late = (record && record->owed > 0) || (is_wary() && is_stranger(peer));
   if (!late) return std::nullopt;
   const auto usual = record && record->took ? record->took : last_took_;
-  return usual ? *usual + kGrace : first_patience_;
+  return usual ? *usual + std::max(kGrace, *usual / 2) : first_patience_;
 }
 
 bool Stragglers::leads_in_vain(const PeerId& peer) const {

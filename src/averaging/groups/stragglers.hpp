@@ -2,9 +2,11 @@
 // nobody can tell. So they are members like all others, and nothing is held against them, but rounds do not wait for
 // them for long until they have been in time again, as often as they have been late lately. A peer that shows up in
 // time notices nothing of it, and one that stalls costs a round now and then.
-// A member sees only what itself was sent: members tell each other whom they have waited for (extensions.md, section
-// 13). As it costs a peer that is in time nothing, each member is believed.
-// Identities are free: after a stranger was late, strangers are not waited for long either, for a while.
+// A member sees only what itself was sent: members tell each other whom they have waited for, as soon as they do so no
+// longer (extensions.md, section 13), so that none goes on while others wait. As it costs a peer that is in time
+// nothing, each member is believed.
+// Identities are free: after a stranger was late, here or for another member, strangers are not waited for long either,
+// for a while.
 #pragma once
 
 #include <deque>
@@ -23,19 +25,20 @@ namespace cohive::averaging {
 
 class Stragglers {
  public:
-  static constexpr std::size_t kMostTold = 16;  ///< peers in what one member tells; more are left out
+  static constexpr std::size_t kMostTold = 16;  ///< peers that one member names in a round; more are left out
   static constexpr Duration kMemory = 10min;    ///< of how often a peer was late
-  static constexpr Duration kGrace = 1s;        ///< beyond what a round with the peer takes when it is in time
+  static constexpr Duration kGrace = 1s;  ///< at least; half of what a round with the peer takes when it is in time
 
   /// \param first_patience  with a straggler, where no round has shown yet what one takes
   Stragglers(Runtime& runtime, p2p::Reputation& reputation, PeerId own, Duration first_patience)
       : runtime_(runtime), reputation_(reputation), own_(own), first_patience_(first_patience) {}
 
   /// A group was found: its members may tell of its round from now on.
-  void group_began(const std::string& id, std::set<PeerId> members);
-  /// What this peer has seen of a round that has averaged. \param tells_strangers_apart  most peers are no strangers
-  void round_ended(const RoundEnd& end, bool tells_strangers_apart);
-  /// Another member tells whom it has waited for in a round, once. False where that means nothing.
+  /// \param tells_strangers_apart  most peers are no strangers
+  void group_began(const std::string& id, std::set<PeerId> members, bool tells_strangers_apart);
+  /// What this peer has seen of a round that has averaged.
+  void round_ended(const RoundEnd& end);
+  /// Another member tells whom it has waited for in a round. False where that means nothing.
   bool told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& stragglers);
   /// A peer led us, and no group came of it.
   void led_in_vain(const PeerId& peer);
@@ -50,11 +53,17 @@ class Stragglers {
  private:
   struct Round {
     std::string id;
-    std::set<PeerId> members, witnesses, named;
-    std::set<PeerId> in_time;  // where all were, as far as was seen here
+    std::set<PeerId> members;
+    bool tells_strangers_apart;
+    TimePoint began;
+    std::map<PeerId, std::size_t> witnesses{};  // and how many each of them has named
+    std::set<PeerId> named{};
+    std::set<PeerId> in_time{};  // where all were, as far as was seen here
     Duration took{};
   };
   void learn_from(const Round& round);
+  /// Strangers are not waited for long from now on, for times as long as one was waited for.
+  void be_wary(const Round& round, Duration waited);
   struct Record {
     std::optional<Duration> took;  // the last round in which it was in time, as all others
     std::size_t late = 0;          // rounds, lately, in which it was waited for in full

@@ -114,13 +114,7 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()),
       began_(runtime_.now()),
-      looked_(began_) {
-  for (std::size_t member = 0; member < members_.size(); ++member) {
-    if (member == setup_.own_index || !setup_.timeout_for) continue;
-    members_[member].patience = setup_.timeout_for(peer(member));
-    if (members_[member].patience) patience_ = std::max(patience_.value_or(0s), *members_[member].patience);
-  }
-}
+      looked_(began_) {}
 
 /// What a member gets of us at most: our values of its parts, and the results of ours.
 std::uint64_t AllReduce::bytes_to(std::size_t member) const {
@@ -182,18 +176,17 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
     metrics_.round_parts_done.set(0);
   });
   leave_out_the_banned();
+  look_who_is_late();
   Nursery watch(runtime_, "all-reduce watch");
-  Nursery own(runtime_, "all-reduce"), punctual(runtime_, "all-reduce"), late(runtime_, "all-reduce");
+  Nursery own(runtime_, "all-reduce"), exchanging(runtime_, "all-reduce");
   if (!own_parts().empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
     own.spawn(reduce_own(*this, tensors), "own parts");
   }
   for (std::size_t member = 0; member < exchanges.size(); ++member)
     if (member != setup_.own_index && !parts_by_owner_[member].empty())
-      (members_[member].patience ? late : punctual)
-          .spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
-  co_await punctual.join();
-  if (patience_) co_await await_late_reducers(late, exchanges);
+      exchanging.spawn(exchange_with(*this, tensors, member, exchanges[member]), "exchange with a reducer");
+  co_await await_reducers(exchanging, exchanges);
   co_await own.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
   co_await apply_held(tensors, exchanges);
@@ -208,6 +201,7 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
     failed.push_back(peer(member));
     blame(member, *exchanges[member].failure);
   }
+  name_stragglers();
   const bool nothing = std::ranges::none_of(exchanges, [](const Exchange& exchange) { return exchange.applied > 0; });
   if (nothing && !failed.empty() && setup_.reducers_end.passed(runtime_.now()))
     co_return Error(cohive::Errc::timeout, "no part was answered");
@@ -286,11 +280,13 @@ Task<void> AllReduce::exchange_with(AllReduce& self, TensorParts& tensors, std::
   TraceSpan span(self.runtime_, "round", "parts");
   if (span) span.note("reducer", self.peer(member).text());
   auto done = co_await self.call_reducer(tensors, member, exchange);
+  exchange.ended = true;
   if (done)
     exchange.failure.reset();
   else if (!exchange.failure)
     exchange.failure = done.error().with_peer(self.peer(member));
   if (!exchange.failure) co_return;
+  if (*exchange.failure == cohive::Errc::timeout) self.note_straggler(member);
   self.broken_.notify_all();
   self.metrics_.reducers_failed.increment();
   const std::size_t parts = self.parts_by_owner_[member].size();

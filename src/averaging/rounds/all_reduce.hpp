@@ -36,8 +36,11 @@ class AllReduce {
     Duration sender_timeout{}, reducer_timeout{};         ///< zero: none
     std::shared_ptr<std::vector<MemberTraffic>> traffic;  ///< for each member
     std::function<bool(const PeerId&)> is_arriving;       ///< a first part of the member is on its way; of run()
-    /// How long this member waits when only that one is missing; nullopt: as long as for anybody. Of make()
+    /// How long this member waits when only that one is missing; nullopt: as long as for anybody. It may be known only
+    /// in the course of the round, when others have waited. Of run()
     std::function<std::optional<Duration>(const PeerId&)> timeout_for;
+    /// Members that were waited for in vain, as soon as they are waited for no longer: others are to hear of it.
+    std::function<void(std::vector<PeerId>)> on_stragglers;
     Deadline senders_end = Deadline::never();   ///< senders that hold the others up are left out from now on
     Deadline reducers_end = Deadline::never();  ///< parts that are not answered keep local values
   };
@@ -72,6 +75,7 @@ class AllReduce {
   struct Exchange {
     std::size_t applied = 0, unused = 0;  ///< unused: of the applied ones, averages that cannot be
     bool sending = true;                  ///< parts are still to be sent
+    bool ended = false;
     std::optional<Error> failure;
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
@@ -146,7 +150,12 @@ class AllReduce {
   void leave_out_the_banned();
   void ban_the_slow(TimePoint now);
   void ban_the_late_again(TimePoint now);
-  Task<void> await_late_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges);
+  Task<void> await_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges);
+  void give_late_reducers_up(std::vector<Exchange>& exchanges);
+  void look_who_is_late();
+  void note_straggler(std::size_t member);
+  void name_stragglers();
+  Duration watch_period() const;
   void ban(std::size_t sender, const Error& why);
   void blame(std::size_t member, const Error& why);
   void count_sent(std::size_t member, std::size_t bytes, TimePoint begin);
@@ -174,13 +183,14 @@ class AllReduce {
     bool redialled = false;              // since it was connected
     std::size_t replies = 0;             // that it has got
     std::optional<TimePoint> gone{};     // when it was first found to be no longer
-    std::optional<Duration> patience{};  // with one that was late in earlier rounds
+    std::optional<Duration> patience{};  // with one that was late in earlier rounds, or for others in this one
   };
   std::vector<MemberState> members_;
   std::vector<PeerId> lost_;                // senders left out of some of our parts
   std::vector<PeerId> liars_, stragglers_;  // of these, for what they sent, or did not send
+  std::size_t named_ = 0;                   // of the stragglers
   Reducer::Awaited awaited_;                // when last looked at
-  std::optional<Duration> patience_;        // with all that were late in earlier rounds, from the beginning
+  std::optional<Duration> patience_;        // with all such members, from the beginning
   Duration held_up_{};                      // how long senders among them were the only ones that were missing
   const TimePoint began_;
   TimePoint looked_;  // at the senders

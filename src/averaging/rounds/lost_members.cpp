@@ -1,5 +1,6 @@
 // Members of an all-reduce that are gone, silent, slow or late again: who is left out, and when.
 #include <algorithm>
+#include <ranges>
 
 #include "all_reduce.hpp"
 #include "averaging/groups/redial.hpp"
@@ -61,10 +62,37 @@ void AllReduce::ban(std::size_t sender, const Error& why) {
   reducer_.ban(sender);
 }
 
+void AllReduce::note_straggler(std::size_t member) {
+  if (std::ranges::find(stragglers_, peer(member)) == stragglers_.end()) stragglers_.push_back(peer(member));
+}
+
+/// Members that go on without this one soon would leave those behind that wait for it to the end.
+void AllReduce::name_stragglers() {
+  if (named_ == stragglers_.size() || !setup_.on_stragglers) return;
+  const auto news = stragglers_.begin() + static_cast<std::ptrdiff_t>(named_);
+  named_ = stragglers_.size();
+  setup_.on_stragglers({news, stragglers_.end()});
+}
+
+/// Other members may have named some since the last look.
+void AllReduce::look_who_is_late() {
+  if (!setup_.timeout_for) return;
+  for (std::size_t member = 0; member < members_.size(); ++member) {
+    auto& patience = members_[member].patience;
+    if (member == setup_.own_index || patience) continue;
+    patience = setup_.timeout_for(peer(member));
+    if (patience) patience_ = std::max(patience_.value_or(0s), *patience);
+  }
+}
+
+Duration AllReduce::watch_period() const {
+  return patience_ ? kCloseWatch : kWatchPeriod;
+}
+
 /// For a failure that is the member's own.
 void AllReduce::blame(std::size_t member, const Error& why) {
   if (member == setup_.own_index || (why.peer() && *why.peer() == host_.id())) return;
-  if (ban_reason(why.code()) == BanReason::silent) stragglers_.push_back(peer(member));
+  if (ban_reason(why.code()) == BanReason::silent) note_straggler(member);
   if (!is_fault(why.code())) return;
   liars_.push_back(peer(member));
   host_.reputation().report(peer(member), why == Errc::wrong_average ? p2p::Offence::lied : p2p::Offence::malformed);
@@ -85,8 +113,10 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
       redials.spawn(redial(self, i), "redial");
     }
     self.ban_the_slow(now);
+    self.look_who_is_late();
     self.ban_the_late_again(now);
-    co_await self.broken_.wait(self.runtime_.after(self.patience_ ? kCloseWatch : kWatchPeriod));
+    self.name_stragglers();
+    co_await self.broken_.wait(self.runtime_.after(self.watch_period()));
   }
 }
 
@@ -145,15 +175,33 @@ Task<void> AllReduce::redial(AllReduce& self, std::size_t sender) {
     self.ban(sender, Error(cohive::Errc::reset, self.peer(sender), "connections to it are refused"));
 }
 
-/// The same for reducers, when all others have answered.
-Task<void> AllReduce::await_late_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges) {
-  const Deadline end(std::max(began_ + *patience_, runtime_.now() + kAlone));
-  if (co_await within(runtime_, end, exchanging.join())) co_return;
-  exchanging.cancel();
+/// Waits for the reducers, and no longer for those that were late in earlier rounds than the same, when all others have
+/// answered.
+Task<void> AllReduce::await_reducers(TaskGroup& exchanging, std::vector<Exchange>& exchanges) {
+  const auto is_punctual_and_awaited = [&](std::size_t member) {
+    const bool awaited = member != setup_.own_index && !parts_by_owner_[member].empty() && !exchanges[member].ended;
+    return awaited && !members_[member].patience;
+  };
+  std::optional<TimePoint> held_up;  // by none but these
+  while (!co_await within(runtime_, runtime_.after(watch_period()), exchanging.join())) {
+    look_who_is_late();
+    const TimePoint now = runtime_.now();
+    if (!patience_ || std::ranges::any_of(std::views::iota(std::size_t{0}, members_.size()), is_punctual_and_awaited)) {
+      held_up.reset();
+    } else if (now - held_up.emplace(held_up.value_or(now)) >= kAlone && now - began_ >= *patience_) {
+      exchanging.cancel();
+      give_late_reducers_up(exchanges);
+    }
+    name_stragglers();
+  }
+}
+
+void AllReduce::give_late_reducers_up(std::vector<Exchange>& exchanges) {
   for (std::size_t member = 0; member < members_.size(); ++member) {
     Exchange& exchange = exchanges[member];
     if (!members_[member].patience || exchange.failure || exchange.applied == parts_by_owner_[member].size()) continue;
     exchange.failure = Error(cohive::Errc::timeout, peer(member), "it was late before, and is again");
+    note_straggler(member);
     metrics_.reducers_failed.increment();
     log::info("averaging", "{} of {} parts keep local values: {}", parts_by_owner_[member].size() - exchange.applied,
               parts_by_owner_[member].size(), *exchange.failure);

@@ -66,6 +66,7 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          traffic_,
                          [this](const PeerId& peer) { return entry_.is_arriving(peer); },
                          setup_.timeout_for,
+                         setup_.on_stragglers,
                          after(kForSenders),
                          after(kForReducers)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);

@@ -25,7 +25,8 @@ class RunningRound final : public RoundContext {
     std::string prefix;  ///< of protocols: "<prefix>::<class>."
     const std::vector<TensorInfo>& schema;
     RoundLimits limits;                                                 ///< unset: none
-    std::function<std::optional<Duration>(const PeerId&)> timeout_for;  ///< see AllReduce::Setup
+    std::function<std::optional<Duration>(const PeerId&)> timeout_for;  ///< see AllReduce::Setup, as the next one
+    std::function<void(std::vector<PeerId>)> on_stragglers;
   };
   RunningRound(Setup setup, WorkDivision work, Terms terms, TensorParts& tensors, Rounds::Entry& entry);
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# tools/test.sh [--all] [--asan | --tsan [--threads] | --aarch64 | --gcc] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
+# tools/test.sh [--slow | --all] [--asan | --tsan [--threads] | --aarch64 | --gcc] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
 #
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
-#   --all         also the tests whose label ends with `long`, and what they and the tests beside go-, js-, py- and
+#   --slow        also the tests whose label ends with `slow`, half an hour of them: CI runs them with every change
+#   --all         also those whose label ends with `long`, and what they and the tests beside go-, js-, py- and
 #                 rust-libp2p need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer
@@ -18,11 +19,12 @@
 
 . "$(dirname "$0")/lib.sh"
 
-preset=release all=0 interop=1 threads=0
+preset=release slow=0 all=0 interop=1 threads=0
 install_options=() ctest_options=() targets=()
 while (($#)); do
   case $1 in
-    --all) all=1 ;;
+    --slow) slow=1 ;;
+    --all) slow=1 all=1 ;;
     --asan) preset=asan ;;
     --tsan) preset=tsan ;;
     --threads) threads=1 ;;
@@ -44,7 +46,11 @@ while (($#)); do
   shift
 done
 [[ $threads == 0 || $preset == tsan ]] || die '--threads goes with --tsan'
-((all)) || ctest_options+=(-LE 'long$')
+if ((!slow)); then
+  ctest_options+=(-LE '(long|slow)$')
+elif ((!all)); then
+  ctest_options+=(-LE 'long$')
+fi
 cmake_options=(-DCOHIVE_WERROR=ON -DCOHIVE_TESTS=ON)
 if [[ $preset == aarch64 ]]; then
   install_options+=(--aarch64 --no-torch)
@@ -69,7 +75,7 @@ elif [[ $preset != release ]]; then
   export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else
-  cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON)
+  cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON -DCOHIVE_SLOW_TESTS=$slow)
   install_options+=(--cuda --docs)
   ((interop)) && install_options+=(--interop)
   ((all)) && install_options+=(--nat --libp2p --static)
@@ -100,9 +106,10 @@ configure "$preset" "${cmake_options[@]}"
 build "$preset" "${targets[@]}"
 if [[ $preset == release ]] && ((all)); then tools/static.sh --no-apt; fi
 say 'running the tests'
+jobs=$((($(nproc) * 3 + 1) / 2)) # many of them wait more than they compute
 report="$root/build/$preset/tests.xml"
 rm -f "$report"
-"${inside[@]}" ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --output-junit "$report" \
+"${inside[@]}" ctest --test-dir "build/$preset" --parallel "$jobs" --output-on-failure --output-junit "$report" \
   "${ctest_options[@]}" || true # its verdict counts what count_tests counts
 [[ -f $report ]] || die 'ctest left no report'
 count_tests "$report"

@@ -64,7 +64,9 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
     std::exchange(search_, nullptr)->end();
   });
   auto group = co_await search_->run(deadline);
-  if (group && context_.keys.found(*group, context_.own())) context_.known.forget();
+  // Where most are elsewhere, groups that meet again would stay apart. A single peer comes by itself.
+  const bool apart = group && 2 * group->members.size() <= plan.expected_members;
+  if (group && (context_.keys.found(*group, context_.own()) || apart)) context_.known.forget();
   co_return group;
 }
 

@@ -82,7 +82,7 @@ class UnevenSwarm {
     report_.rounds = rounds_;
     report_.downloads = downloads_ + after.downloads - before.downloads;
     wake_all();
-    pass_rounds(kQuietRounds);
+    pass_rounds(what_.fault_every > 0s ? kQuietRounds : 1);
     report_.equal_anchors = equal_anchors();
     const p2p::HostMetrics metrics(net_.runtime().metrics());
     for (const auto& reason : metrics.offences) report_.offences += reason.value();

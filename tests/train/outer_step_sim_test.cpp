@@ -374,6 +374,11 @@ TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
   EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.momentum must be"));
   options_.outer_optimizer = OuterOptimizer{.repair_every = 0};
   EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.repair_every must be"));
+  options_.outer_optimizer = OuterOptimizer{.open_diloco = true};
+  options_.fit_target_batch_size = true;
+  EXPECT_TRUE(contains(refusal(options_), "OpenDiLoCo's trainers agree on nothing"));
+  options_.fit_target_batch_size = false;
+  EXPECT_EQ(refusal(options_), "");
   options_.outer_optimizer = OuterOptimizer();
   options_.grad_averager_factory = power_sgd_averager({});
   EXPECT_TRUE(contains(refusal(options_), "leave grad_averager_factory out"));

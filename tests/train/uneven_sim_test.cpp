@@ -9,7 +9,8 @@ namespace {
 TEST(UnevenTrainers, AllSamplesOfSlowOnesCountAndNobodyWaitsForThem) {
   sim::UnevenRun run;
   run.fault_every = 0s;
-  run.then = 5min;
+  run.first = 1min;
+  run.then = 2min;
   const auto report = sim::run_uneven(run);
   SCOPED_TRACE(report.text());
   EXPECT_GE(report.made, 0.999 * report.possible);

@@ -14,8 +14,9 @@ void copy(const std::vector<std::vector<float>>& from, std::vector<std::vector<f
 }
 
 /// All members are to hold the same bits afterwards.
-averaging::AveragerOptions how_to_repair(const RunOptions& options) {
-  auto how = averager_options(options, "_anchors", "AnchorAverager");
+averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterOptimizer& optimizer) {
+  auto how = optimizer.open_diloco ? averager_options(options, "_state_averager", "DiLoCoStateAverager")
+                                   : averager_options(options, "_anchors", "AnchorAverager");
   how.one_average = true;
   return how;
 }
@@ -23,6 +24,7 @@ averaging::AveragerOptions how_to_repair(const RunOptions& options) {
 /// The anchors, and behind them their momentum, if there is any.
 std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const OuterOptimizer& optimizer) {
   auto infos = replica.gradient_infos();
+  if (optimizer.open_diloco) return {replica.state_infos().begin(), replica.state_infos().begin() + std::ssize(infos)};
   if (optimizer.momentum > 0)
     for (const auto& info : replica.gradient_infos()) infos.push_back(info);
   return infos;
@@ -42,15 +44,18 @@ class AnchorRepair final : public Exchange {
   AnchorRepair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory, const OuterOptimizer& optimizer)
       : runtime_(context.dht.runtime()),
         every_(static_cast<std::uint64_t>(optimizer.repair_every)),
+        open_diloco_(optimizer.open_diloco),
         options_(context.options),
         infos_(what_to_repair(context.replica, optimizer)),
-        averager_(context.dht, infos_, how_to_repair(context.options)),
+        averager_(context.dht, infos_, how_to_repair(context.options, optimizer)),
         memory_(std::move(memory)) {}
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
   /// Those who begin a run together may begin at different parameters.
-  bool due(std::uint64_t epoch) const override { return epoch == 1 || (epoch % every_ == 0 && memory_->differs); }
+  bool due(std::uint64_t epoch) const override {
+    return open_diloco_ || epoch == 1 || (epoch % every_ == 0 && memory_->differs);
+  }
   msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {
     return goes_on(options_, moment) ? Release::offered : Release::done;
@@ -85,6 +90,7 @@ class AnchorRepair final : public Exchange {
   const std::string name_ = "anchors";
   Runtime& runtime_;
   const std::uint64_t every_;
+  const bool open_diloco_;
   const RunOptions& options_;
   const std::vector<averaging::TensorInfo> infos_;
   averaging::Averager averager_;

@@ -45,7 +45,8 @@ codec::Compression agreed_compression(const RunOptions& options) {
 }
 
 averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer) {
-  auto how = averager_options(options, suffix_of(optimizer), "OuterStepAverager");
+  auto how = optimizer.open_diloco ? averager_options(options, "_grad_averager", "DiLoCoGradAverager")
+                                   : averager_options(options, suffix_of(optimizer), "OuterStepAverager");
   how.codec = options.grad_compression;
   if (options.fit_compression || options.agreed_grad_compression) how.agreed_codec = agreed_compression(options);
   how.one_average = true;
@@ -202,7 +203,7 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
     std::ranges::fill(part, 0.0f);
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
-  const double weight = moment.occasion == Occasion::epoch_end ? moment.samples
+  const double weight = moment.occasion == Occasion::epoch_end ? (optimizer_.open_diloco ? 1 : moment.samples)
                         : moment.occasion == Occasion::extra   ? 1
                                                                : 0;
   co_return Offer{

@@ -21,7 +21,7 @@ from test_training import PATIENCE, Program  # noqa: E402
 RUN, BATCH, LOCAL_STEPS, PAUSE = "diloco", 8, 60, 0.05
 MATCHMAKING, TIMEOUT = 2.0, 30.0
 INNER_RATE, RATE, MOMENTUM = 0.1, 0.7, 0.9
-EPOCHS = 3
+EPOCHS = 2
 
 
 class DiLoCoStateAverager(TrainingStateAverager):

@@ -35,7 +35,18 @@ Counted Epochs::take_batches() {
 Task<void> Epochs::drop_batches() {
   run_.replica.cut_gradients();
   co_await run_.replica.drop_gradients();
-  (void)take_batches();
+  const double samples = take_batches().samples;
+  if (std::ranges::any_of(run_.exchanges, [](const auto& one) { return one->exchange().keeps_unaveraged(); }))
+    carry(samples);
+  else
+    carried_ = 0;
+}
+
+/// Nobody brings more to a round than a whole one.
+void Epochs::carry(double samples) {
+  if (samples >= 1)
+    log::info("train", "{:.0f} samples of this peer count in its next round: no round has averaged them", samples);
+  carried_ = std::min(carried_ + samples, run_.target());
 }
 
 Task<bool> Epochs::end(StepReport& report) {
@@ -115,7 +126,11 @@ Task<void> Epochs::make(Update& update) {
   if (!run_.options.outer_optimizer) has_state_of_epoch();
   enter(update.epoch);
   for (; next < run_.exchanges.size() && !update.missed; ++next) {
-    if (!run_.exchanges[next]->round()) continue;
+    const Scheduled& scheduled = *run_.exchanges[next];
+    if (!scheduled.round()) {
+      if (scheduled.exchange().keeps_unaveraged()) carry(update.counted.samples);
+      continue;
+    }
     co_await take_part(update, next);
     update.released.is_set() ? run_.tracker.restart_timer() : run_.tracker.training_resumes();
   }
@@ -143,10 +158,16 @@ Task<void> Epochs::take_part(Update& update, std::size_t number) {
       search.patience /= 4;
     }
   }
-  const Moment moment{Occasion::epoch_end, update.epoch, update.counted.samples, update.counted.batches,
-                      update.counted.seconds};
+  double samples = update.counted.samples;
+  if (scheduled.exchange().keeps_unaveraged()) samples += std::exchange(carried_, 0);
+  const Moment moment{Occasion::epoch_end, update.epoch, samples, update.counted.batches, update.counted.seconds};
   const Exchanged done =
       co_await rounds_.exchange(scheduled, moment, search, &update, [this, &update] { release(update); });
+  if (scheduled.exchange().keeps_unaveraged()) {
+    const double averaged = done.round ? samples * done.round->averaged_share() : 0;
+    carry(samples - averaged);
+    run_.counts.note([averaged](TrainingStats& stats) { stats.samples_averaged += averaged; });
+  }
   if (done.effect == Effect::publishable) update.publishable = true;
   if (done.effect == Effect::behind) update.missed = true;
 }

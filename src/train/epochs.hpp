@@ -44,12 +44,14 @@ class Epochs {
   Task<void> take_part(Update& update, std::size_t number);
   void release(Update& update);
   void finished(Update& update);
+  void carry(double samples);
 
   RunContext& run_;
   RunRounds& rounds_;
   RunStatus& status_;
   std::shared_ptr<Update> update_;  // the last one, until the trainer has seen its end
   bool caught_up_ = false;          // in this epoch, between two batches
+  double carried_ = 0;              // samples that no round has averaged yet, though what came of them is still here
 };
 
 }  // namespace cohive::train

@@ -15,6 +15,7 @@ constexpr double kLeastSteps = 30;                     // that a round has by it
 constexpr double kStepsOfMomentum = 80;                // the same with much momentum, which multiplies steps
 constexpr double kFewestSteps = 10, kMostSteps = 500;  // of each trainer, whatever others wish
 constexpr double kSearches = 3;                        // that a round lasts as long as, at least
+constexpr double kGrace = 0.25;                        // of a round, for a member that is late
 constexpr double kShareBehind = 0.5;     // of a round that its exchange may take: links are not equally fast always
 constexpr double kShareWaited = 0.04;    // of the time, where trainers wait for the exchange
 constexpr double kMostWaited = 0.05;     // beyond which the reason is told
@@ -233,7 +234,7 @@ void LinkFit::make_wish(const SeenRound& seen, double target_then) {
 /// One line where the rounds have become others, or first hide their exchange, or do not any more.
 void LinkFit::tell(const SeenRound& seen, double target_then) {
   const double steps = static_cast<double>(seen.steps) * target() / target_then, training = steps * step();
-  patience_ = delayed_ ? kShareBehind * training : 0;
+  patience_ = delayed_ ? kGrace * training : 0;
   if (!fits_target_ && !fits_bits_) return;
   const double behind = exchange(bits(few_bits_)), waiting = waited_share(few_bits_, training);
   const bool hidden = waiting <= kMostWaited;

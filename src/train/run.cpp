@@ -90,7 +90,7 @@ Run::Next Run::Impl::count(std::int64_t batch) {
 
 /// Tells whether the epoch is to end, or has ended without this peer. Any thread.
 bool Run::Impl::ready(const GlobalProgress& global) const {
-  if (global.epoch > run.counts.epoch()) return true;
+  if (global.epoch > run.counts.epoch() || run.counts.awaited()) return true;
   const double all = global.samples - global.own_samples + run.counts.counted().samples;
   // Nobody waits for a trainer whose samples are the only ones of this epoch, and those are counted.
   const bool is_due = global.others_train && run.runtime.wall_time() >= global.eta;

@@ -39,6 +39,8 @@ void check_outer_optimizer(const RunOptions& options) {
   if (!(outer.lr > 0 && outer.lr <= kMostOuterRate)) refuse("outer_optimizer.lr must be above 0 and at most 100");
   if (!(outer.momentum >= 0 && outer.momentum < 1)) refuse("outer_optimizer.momentum must be from 0 to below 1");
   if (outer.repair_every < 1) refuse("outer_optimizer.repair_every must be at least 1");
+  if (outer.open_diloco && (options.fit_target_batch_size || options.fit_compression))
+    refuse("OpenDiLoCo's trainers agree on nothing: leave fit_target_batch_size and fit_compression out");
   if (!options.use_local_updates)
     refuse("outer_optimizer steps by what local steps have changed: set use_local_updates, too");
   if (options.parameter_exchange)

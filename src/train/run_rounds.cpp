@@ -20,8 +20,7 @@ constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 // ---- Beginning
 
 void RunRounds::start() {
-  if (auto* const step = run_.of_step())
-    run_.tasks.spawn(watch_members(*this, *step), "members that wait for gradients");
+  run_.tasks.spawn(watch_members(*this, *run_.exchanges.front()), "members that wait for this peer");
 }
 
 void RunRounds::consider() {
@@ -44,11 +43,12 @@ void RunRounds::expect_members() {
     if (scheduled->round() && expected > 1) scheduled->round()->expect(expected);
 }
 
-/// A member that waits for our gradients has ended the epoch already, which the next look at the progress may tell us
-/// only after it has stopped waiting.
+/// A member that waits for what we have has ended the epoch already, which the next look at the progress may tell us
+/// only after it has stopped waiting. Where trainers step by themselves it is enough to come.
 Task<void> RunRounds::watch_members(RunRounds& self, Scheduled& scheduled) {
   for (;;) {
     co_await scheduled.averager().member_waiting();
+    if (!scheduled.exchange().makes_step()) self.run_.counts.note_awaited();
     if (!self.run_.ended) co_await self.run_.tracker.refresh();
     co_await self.run_.runtime.sleep_for(kPollInterval);
   }
@@ -133,13 +133,22 @@ Task<RunRounds::Grouped> RunRounds::find_group(Scheduled& scheduled, std::shared
   co_return Grouped{.missed = true};
 }
 
+/// Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
+bool RunRounds::needs_state(const Exchange& what) const {
+  return what.needs_every_round() && !run_.options.auxiliary && run_.tracker.snapshot().met > 0;
+}
+
 /// Averages what is offered in a round, and tells `update` of it.
 Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled, std::shared_ptr<Round> round,
                                                             Exchange::Offer offer, Update* update) {
+  const Exchange& what = scheduled.exchange();
   round->trigger(offer.weight, std::move(offer.parts));
-  auto report = judge(scheduled, co_await round->report());
+  auto outcome = co_await round->report();
+  if (outcome && (*outcome)->left_out() && update && !what.makes_step() && needs_state(what))
+    outcome = Error(averaging::Errc::refused);
+  auto report = judge(scheduled, std::move(outcome));
   if (!update || !report) co_return report;
-  auto& group = scheduled.exchange().makes_step() ? update->report.grad_group : update->report.state_group;
+  auto& group = what.makes_step() ? update->report.grad_group : update->report.state_group;
   group = std::max(group, report->group.size());
   update->report.bytes_sent += report->bytes_sent;
   co_return report;
@@ -167,11 +176,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (round) trainer_waits_for(of_round);
   auto [grouped, missed] = co_await find_group(scheduled, std::move(round), search, update);
   round = std::move(grouped);
-  // Where this peer has averaged with nobody, there may be nobody: what it has of its own is not lost.
-  const auto needs_state = [&] {
-    return update && what.needs_every_round() && !run_.options.auxiliary && run_.tracker.snapshot().met > 0;
-  };
-  if (missed && needs_state()) {
+  if (missed && update && needs_state(what)) {
     co_await what.drop();
     co_return Exchanged{.effect = Effect::behind};
   }
@@ -193,7 +198,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   }
   offer.reset();
   if (update && release_at == Release::averaged) release();
-  const bool failed = has_round && !done.round && !steps && needs_state();
+  const bool failed = has_round && !done.round && !steps && update && needs_state(what);
   if (failed) co_await what.drop();
   if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());
   done.effect = co_await what.take(moment, done.round.get());

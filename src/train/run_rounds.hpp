@@ -74,6 +74,7 @@ class RunRounds {
   Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,
                                                               std::shared_ptr<averaging::Round> round,
                                                               Exchange::Offer offer, Update* update);
+  bool needs_state(const Exchange& what) const;
   std::shared_ptr<const averaging::RoundReport> judge(Scheduled& scheduled, Outcome result);
   void miss(Scheduled& scheduled);
   void count_round(Scheduled& scheduled, const averaging::RoundReport& result);

@@ -75,7 +75,7 @@ void Scheduled::ended(const averaging::RoundReport* report, bool found) {
   if (!found) return count_group(0);
   if (report && report->lost_senders.empty() && report->failed_reducers.empty())
     pace_.observe(*report);
-  else
+  else if (pace_.limits().sender.value_or(Duration::max()) > exchange_->patience())  // else it waits long enough
     pace_.missed();
 }
 

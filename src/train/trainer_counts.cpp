@@ -21,6 +21,7 @@ Counted TrainerCounts::counted() const {
 }
 Counted TrainerCounts::take() {
   const std::lock_guard lock(mutex_);
+  awaited_ = false;
   return std::exchange(counted_, {});
 }
 
@@ -53,6 +54,15 @@ bool TrainerCounts::demanded() const {
 void TrainerCounts::demand_met() {
   const std::lock_guard lock(mutex_);
   demanded_ = false;
+}
+
+void TrainerCounts::note_awaited() {
+  const std::lock_guard lock(mutex_);
+  awaited_ = true;
+}
+bool TrainerCounts::awaited() const {
+  const std::lock_guard lock(mutex_);
+  return awaited_;
 }
 
 TrainingStats TrainerCounts::stats() const {

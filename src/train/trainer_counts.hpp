@@ -37,6 +37,10 @@ class TrainerCounts {
   bool demanded() const;
   void demand_met();
 
+  /// Members of a round that this peer is in wait for the end of its epoch; take() begins another one.
+  void note_awaited();
+  bool awaited() const;
+
   /// \param change  gets the TrainingStats, and takes no time
   template <class F>
   void note(F change) {
@@ -50,7 +54,7 @@ class TrainerCounts {
   Counted counted_;
   std::optional<TimePoint> computes_since_;
   std::uint64_t epoch_ = 0;
-  bool told_ = false, demanded_ = false;
+  bool told_ = false, demanded_ = false, awaited_ = false;
   TrainingStats stats_;
 };
 

@@ -84,6 +84,7 @@ struct RoundReport {
   bool one_average = false;             ///< all members had it; see AveragerOptions::one_average
   std::size_t parts_total = 0;          ///< of all all-reduces of the round, as the counts below
   std::size_t parts_failed = 0;         ///< kept local because their reducer failed
+  std::size_t parts_refused = 0;        ///< of these, those whose reducers were there, and left this peer out
   std::size_t parts_checked = 0;        ///< reduced by other members, made again here: AveragerOptions::verified_share
   std::vector<PeerId> failed_reducers;  ///< the owners of those parts
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
@@ -98,6 +99,10 @@ struct RoundReport {
 
   /// Returns the members that were lost on the way, each of them once: failed_reducers and lost_senders.
   std::vector<PeerId> lost() const;
+  /// Returns the share of the parts that were averaged, and not kept local.
+  double averaged_share() const;
+  /// Tells whether most of the others have averaged what this peer does not have.
+  bool left_out() const { return 2 * parts_refused > parts_total; }
   /// Returns how many other members something was received of.
   std::size_t present() const;
   /// Returns the time between the first and the last member to come, the own trigger included; zero when no arrival is

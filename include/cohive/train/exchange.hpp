@@ -79,6 +79,8 @@ class Exchange {
   virtual bool makes_step() const { return false; }
   /// Tells whether a peer that misses a round, while others averaged, has to download their state.
   virtual bool needs_every_round() const { return makes_step(); }
+  /// Tells whether what a round did not average is still there, and goes into the next one: its samples count there.
+  virtual bool keeps_unaveraged() const { return false; }
   /// Tells whether a peer that gives nothing gets the parameters of the others by it.
   virtual bool yields_parameters() const { return false; }
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.

@@ -23,6 +23,11 @@ struct OuterOptimizer {
   /// Rounds after which anchors that differ are averaged themselves, the first one apart: a member that dies in a round
   /// leaves the others with anchors that differ in its part.
   int repair_every = 10;
+  /// Averages with trainers of OpenDiLoCo (https://github.com/PrimeIntellect-ai/OpenDiLoCo), which are Python
+  /// hivemind's with an optimizer of their own: under its names, each trainer with the same weight, and the anchors
+  /// after every round. All trainers of a run set it, or none. OpenDiLoCo's count the samples of a round by themselves:
+  /// target_batch_size is those of one, times the trainers. States are not shared between the two kinds.
+  bool open_diloco = false;
 };
 
 }  // namespace cohive::train

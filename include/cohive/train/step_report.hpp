@@ -46,11 +46,12 @@ struct TrainingStats {
   std::uint64_t state_downloads = 0;     ///< states of other peers that were downloaded and taken over
   std::uint64_t states_followed = 0;     ///< times that a peer behind took the epoch of a round of parameters with them
   std::vector<std::uint64_t> rounds_by_group_size;  ///< gradient rounds with n members at index n
-  std::uint64_t bytes_sent = 0,                     ///< tensor payload of all successful rounds
-      bytes_received = 0;                           ///< the same
-  std::uint64_t checkpoints = 0,                    ///< written
-      checkpoints_failed = 0;                       ///< that could not be written
-  double seconds_synchronised = 0;                  ///< that the trainer waited in synchronise()
+  double samples_averaged = 0;      ///< of this peer: that its rounds of an outer optimizer have counted
+  std::uint64_t bytes_sent = 0,     ///< tensor payload of all successful rounds
+      bytes_received = 0;           ///< the same
+  std::uint64_t checkpoints = 0,    ///< written
+      checkpoints_failed = 0;       ///< that could not be written
+  double seconds_synchronised = 0;  ///< that the trainer waited in synchronise()
 };
 
 }  // namespace cohive::train

@@ -16,8 +16,9 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
-constexpr Duration kLongestHold = 60s;  // that we keep a request
-constexpr Duration kWary = 10min;       // after a leader that made up members: the next one may be the same
+constexpr Duration kLongestHold = 60s;   // that we keep a request
+constexpr std::size_t kGroupsApart = 3;  // in a row, of half of those that are expected or fewer
+constexpr Duration kWary = 10min;        // after a leader that made up members: the next one may be the same
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? std::numeric_limits<double>::infinity()
@@ -64,8 +65,17 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
     std::exchange(search_, nullptr)->end();
   });
   auto group = co_await search_->run(deadline);
-  if (group && context_.keys.found(*group, context_.own())) context_.known.forget();
+  if (group && (context_.keys.found(*group, context_.own()) || stays_apart(*group, plan))) context_.known.forget();
   co_return group;
+}
+
+/// Where most are elsewhere, groups that meet again would stay apart. One search that is not of a known group brings
+/// them together. That so many are expected may be what hostile peers claim: then it costs little.
+bool Matchmaking::stays_apart(const Group& group, const SearchPlan& plan) {
+  apart_ = 2 * group.members.size() <= plan.expected_members ? apart_ + 1 : 0;
+  if (apart_ < kGroupsApart) return false;
+  apart_ = 0;
+  return true;
 }
 
 void Matchmaking::round_ended(const RoundEnd& end) {

@@ -30,6 +30,7 @@ class Matchmaking final : public GroupFinder {
 
  private:
   Task<Result<>> serve_join(rpc::ServerStream& stream);
+  bool stays_apart(const Group& group, const SearchPlan& plan);
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
   Task<Result<>> admit(rpc::ServerStream& stream, const proto::JoinRequest& request, std::shared_ptr<Search>& joined,
                        FollowerPtr& follower);
@@ -43,6 +44,7 @@ class Matchmaking final : public GroupFinder {
   std::set<PeerId> held_;                  // peers whose requests we keep
   TimePoint hold_end_ = TimePoint::max();  // of these requests
   bool left_ = false;
+  std::size_t apart_ = 0;  // groups in a row
 };
 
 }  // namespace cohive::averaging

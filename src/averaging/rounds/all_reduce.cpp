@@ -197,7 +197,9 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
     report.parts_failed += exchanges[member].unused;
     if (!exchanges[member].failure) continue;
-    report.parts_failed += parts_by_owner_[member].size() - exchanges[member].applied;
+    const std::size_t kept = parts_by_owner_[member].size() - exchanges[member].applied;
+    report.parts_failed += kept;
+    if (*exchanges[member].failure == Errc::refused) report.parts_refused += kept;
     failed.push_back(peer(member));
     blame(member, *exchanges[member].failure);
   }

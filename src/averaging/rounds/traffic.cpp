@@ -53,6 +53,10 @@ std::vector<PeerId> RoundReport::lost() const {
   return all;
 }
 
+double RoundReport::averaged_share() const {
+  return parts_total == 0 ? 1 : 1 - static_cast<double>(parts_failed) / static_cast<double>(parts_total);
+}
+
 std::size_t RoundReport::present() const {
   return static_cast<std::size_t>(
       std::ranges::count_if(exchanged, [](const Exchanged& member) { return member.bytes_received > 0; }));

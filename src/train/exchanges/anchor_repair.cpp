@@ -1,5 +1,6 @@
 // The repair of anchors: they are averaged now and then where they differ, as members that have lost different parts of
-// a round have come to different ones. Members tell each other checksums of them in every round.
+// a round have come to different ones. Members tell each other checksums of them in every round. The outer momentum is
+// averaged with them, or else the next step would lead to different anchors again.
 #include <algorithm>
 
 #include "cohive/averaging/host_parts.hpp"
@@ -12,36 +13,74 @@ void copy(const std::vector<std::vector<float>>& from, std::vector<std::vector<f
   for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i], to[i].begin());
 }
 
+/// All members are to hold the same bits afterwards.
+averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterOptimizer& optimizer) {
+  auto how = optimizer.open_diloco ? averager_options(options, "_state_averager", "DiLoCoStateAverager")
+                                   : averager_options(options, "_anchors", "AnchorAverager");
+  how.one_average = true;
+  return how;
+}
+
+/// The anchors, and behind them their momentum, if there is any.
+std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const OuterOptimizer& optimizer) {
+  auto infos = replica.gradient_infos();
+  if (optimizer.open_diloco) return {replica.state_infos().begin(), replica.state_infos().begin() + std::ssize(infos)};
+  if (optimizer.momentum > 0)
+    for (const auto& info : replica.gradient_infos()) infos.push_back(info);
+  return infos;
+}
+
+/// The same for all members, which are one from now on.
+std::optional<std::uint64_t> middle_of_steps(const averaging::RoundReport& round) {
+  std::vector<std::uint64_t> all;
+  for (const auto& member : round.group)
+    if (const auto steps = member.data.as_uint(); steps && *steps <= kMostSteps) all.push_back(*steps);
+  std::ranges::sort(all);
+  return all.empty() ? std::nullopt : std::optional(all[all.size() / 2]);
+}
+
 class AnchorRepair final : public Exchange {
  public:
   AnchorRepair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory, const OuterOptimizer& optimizer)
-      : replica_(context.replica),
-        runtime_(context.dht.runtime()),
+      : runtime_(context.dht.runtime()),
         every_(static_cast<std::uint64_t>(optimizer.repair_every)),
+        open_diloco_(optimizer.open_diloco),
         options_(context.options),
-        averager_(context.dht, context.replica.gradient_infos(),
-                  averager_options(context.options, "_anchors", "AnchorAverager")),
+        infos_(what_to_repair(context.replica, optimizer)),
+        averager_(context.dht, infos_, how_to_repair(context.options, optimizer)),
         memory_(std::move(memory)) {}
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
   /// Those who begin a run together may begin at different parameters.
-  bool due(std::uint64_t epoch) const override { return epoch == 1 || (epoch % every_ == 0 && memory_->differs); }
+  bool due(std::uint64_t epoch) const override {
+    return open_diloco_ || epoch == 1 || (epoch % every_ == 0 && memory_->differs);
+  }
+  msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {
     return goes_on(options_, moment) ? Release::offered : Release::done;
   }
 
   /// Copies go out: newcomers may be getting the anchors.
   Task<Offer> offer(const Moment& moment) override {
-    co_await runtime_.offload([memory = memory_] { copy(memory->anchor, memory->difference); });
+    const bool has_momentum = infos_.size() > memory_->anchor.size();
+    momentum_ = std::make_shared<std::vector<std::vector<float>>>();
+    co_await runtime_.offload([memory = memory_, momentum = momentum_, has_momentum] {
+      copy(memory->anchor, memory->difference);
+      if (has_momentum) *momentum = memory->momentum;
+    });
     std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
-    co_return Offer{std::make_shared<averaging::HostParts>(runtime_, replica_.gradient_infos(), std::move(values)),
+    for (auto& momentum : *momentum_) values.emplace_back(momentum);
+    co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values)),
                     moment.occasion == Occasion::epoch_end ? 1.0 : 0.0};
   }
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
+    const auto momentum = std::exchange(momentum_, nullptr);
     if (round && moment.occasion == Occasion::epoch_end)
-      co_await runtime_.offload([memory = memory_] {
+      co_await runtime_.offload([memory = memory_, momentum, steps = middle_of_steps(*round)] {
+        if (steps) memory->steps = static_cast<float>(*steps);
         copy(memory->difference, memory->anchor);
+        copy(*momentum, memory->momentum);
         memory->checksum = checksum_of(memory->anchor);
       });
     co_return Effect::none;
@@ -49,12 +88,14 @@ class AnchorRepair final : public Exchange {
 
  private:
   const std::string name_ = "anchors";
-  Replica& replica_;
   Runtime& runtime_;
   const std::uint64_t every_;
+  const bool open_diloco_;
   const RunOptions& options_;
+  const std::vector<averaging::TensorInfo> infos_;
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
+  std::shared_ptr<std::vector<std::vector<float>>> momentum_;  // that is being averaged
 };
 
 }  // namespace

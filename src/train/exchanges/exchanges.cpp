@@ -26,8 +26,8 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
   result.sender_timeout = options.next_chunk_timeout.value_or(options.matchmaking_time);
   result.verified_share = options.verified_share;
   result.bandwidth = options.bandwidth;
-  if (options.fit_target_batch_size || options.fit_compression) {
-    result.measures_link = true;
+  if (options.fit_target_batch_size || options.fit_compression) result.measures_link = true;
+  if (options.outer_optimizer) {
     if (!options.allreduce_timeout) result.allreduce_timeout = std::max<Duration>(result.allreduce_timeout, kThinLink);
     if (!options.next_chunk_timeout) result.sender_timeout = std::max<Duration>(result.sender_timeout, kThinLinkPart);
   }

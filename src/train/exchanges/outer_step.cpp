@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <set>
 #include <stdexcept>
 
 #include "cohive/averaging/host_parts.hpp"
@@ -17,7 +18,6 @@ namespace {
 using averaging::Stretch;
 
 constexpr std::uint64_t kFewSteps = 64;  // a round, for which published runs take little momentum
-constexpr float kMostSteps = 1 << 24;    // that a float counts
 constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();  // no epoch
 constexpr double kParts = 1e6;                                     // in which settings are told apart
 
@@ -45,7 +45,8 @@ codec::Compression agreed_compression(const RunOptions& options) {
 }
 
 averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer) {
-  auto how = averager_options(options, suffix_of(optimizer), "OuterStepAverager");
+  auto how = optimizer.open_diloco ? averager_options(options, "_grad_averager", "DiLoCoGradAverager")
+                                   : averager_options(options, suffix_of(optimizer), "OuterStepAverager");
   how.codec = options.grad_compression;
   if (options.fit_compression || options.agreed_grad_compression) how.agreed_codec = agreed_compression(options);
   how.one_average = true;
@@ -161,10 +162,9 @@ OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, s
 
 // ---- A round
 
-/// A donor can have given any number of steps.
 msgpack::Value OuterStep::greeting(std::uint64_t) const {
   msgpack::Array greeting;
-  greeting.items.emplace_back(static_cast<std::uint64_t>(std::clamp(memory_->steps, 0.0f, kMostSteps)));
+  greeting.items.emplace_back(told_steps(*memory_));
   greeting.items.emplace_back(memory_->checksum);
   if (fit_) write_wish(fit_->wish(), greeting);
   return greeting;
@@ -203,7 +203,7 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
     std::ranges::fill(part, 0.0f);
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
-  const double weight = moment.occasion == Occasion::epoch_end ? moment.samples
+  const double weight = moment.occasion == Occasion::epoch_end ? (optimizer_.open_diloco ? 1 : moment.samples)
                         : moment.occasion == Occasion::extra   ? 1
                                                                : 0;
   co_return Offer{
@@ -214,7 +214,8 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
   if (!round || moment.occasion == Occasion::given_up) co_return Effect::none;
   if (moment.occasion == Occasion::epoch_end) fit_next_rounds(moment, *round);
-  if (is_behind(*round)) co_return Effect::behind;
+  counted_ = is_behind(*round);
+  if (counted_) co_return Effect::behind;
   averaged_ = true;
   compare_anchors(*round);
   if (moment.occasion == Occasion::epoch_end) warn_of_short_rounds(moment.batches);
@@ -248,13 +249,12 @@ bool OuterStep::is_behind(const averaging::RoundReport& round) const {
 
 /// The members told checksums of the anchors that they began the round with.
 void OuterStep::compare_anchors(const averaging::RoundReport& round) {
-  std::vector<std::uint64_t> checksums;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> anchors;  // steps, checksum
   for (const auto& member : round.group) {
     const auto [steps, checksum, wish] = greeting_of(member);
-    if (steps && checksum && *checksum != 0 && static_cast<float>(*steps) == memory_->steps)
-      checksums.push_back(*checksum);
+    if (steps && checksum && *checksum != 0) anchors.emplace(*steps, *checksum);
   }
-  memory_->differs = std::ranges::adjacent_find(checksums, std::not_equal_to()) != checksums.end();
+  memory_->differs = anchors.size() > 1;
 }
 
 void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundReport& round) {
@@ -304,16 +304,20 @@ std::vector<Exchange::Kept> OuterStep::kept() {
 
 /// What this peer has come to since the round before it missed one goes on from the anchor of the others.
 Task<void> OuterStep::replacing() {
-  carries_ = averaged_;
+  const bool goes_on = !memory_->own.empty();
+  carries_ = averaged_ && (goes_on || !counted_);
   if (!carries_) co_return;
-  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+  co_await runtime_.offload([&replica = replica_, memory = memory_, counted = counted_, used = replica_.in_use()] {
     replica.read_parameters(views(memory->difference));
-    for (std::size_t i = 0; i < memory->anchor.size(); ++i) subtract(memory->difference[i], memory->anchor[i]);
+    for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
+      subtract(memory->difference[i], memory->anchor[i]);
+      if (counted) add(memory->difference[i], memory->own[i]);
+    }
   });
 }
 
 Task<void> OuterStep::reset() {
-  averaged_ = false;
+  averaged_ = counted_ = false;
   trained_from_ = kNone;
   memory_->steps = 0;
   memory_->checksum = 0;

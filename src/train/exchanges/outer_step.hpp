@@ -2,6 +2,7 @@
 // formulas.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,7 +21,7 @@ struct OuterMemory {
   std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
   std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round; else empty
   std::uint64_t checksum = 0;                  // of the anchor; 0: not known
-  bool differs = false;                        // members of the last round had other anchors after as many steps
+  bool differs = false;                        // members of the last round had other anchors
   float steps = 0;                             // that led to the anchor: those of one anchor have the same number
   struct Failed {
     averaging::Stretch stretch;
@@ -29,6 +30,12 @@ struct OuterMemory {
   std::mutex mutex;            // of what follows
   std::vector<Failed> failed;  // stretches of this round of which no average came
 };
+
+inline constexpr float kMostSteps = 1 << 24;  // that a float counts
+/// What members tell one another of how many steps they have made. A donor can have given any number.
+inline std::uint64_t told_steps(const OuterMemory& memory) {
+  return static_cast<std::uint64_t>(std::clamp(memory.steps, 0.0f, kMostSteps));
+}
 
 /// Returns a number that anchors with the same bits have in common; never 0.
 std::uint64_t checksum_of(const std::vector<std::vector<float>>& values);
@@ -50,6 +57,7 @@ class OuterStep final : public Exchange {
   averaging::Averager& averager() override { return averager_; }
   bool due(std::uint64_t) const override { return true; }
   bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
+  bool keeps_unaveraged() const override { return averaged_; }
   msgpack::Value greeting(std::uint64_t) const override;
   Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
   bool uses_agreed_codecs(const std::vector<averaging::Member>& members) const override;
@@ -88,6 +96,7 @@ class OuterStep final : public Exchange {
   std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
   bool whole_ = false;              // this peer has trained in all of the epoch that ends
   bool averaged_ = false;           // the anchor is one that others have had, too
+  bool counted_ = false;            // the last offer was averaged, though this peer does not hold what came of it
   bool carries_ = false;            // from replacing() to loaded(): `difference` has what this peer has come to
   bool warned_ = false;
 };

@@ -21,11 +21,13 @@ from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say
 LOCAL = ["--local-steps", "--no-fit-my-link"]
 SPARSE = [*LOCAL, *SYNCHRONOUS, "--agreed-compression", "sparse2"]
 OF_SENDERS = ["--aggregation", "mean-of-senders"]
-CASES = {  # local steps of a round, and flags
+CASES = {  # local steps of an epoch, and flags
     "gradients in every step": (1, SYNCHRONOUS),
     "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),
     "H = 30, in the background": (30, [*LOCAL, "--outer-momentum", "0.5"]),
     "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4"]),
+    "H = 30, 3 fragments, block4": (10, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4",
+                                         "--fragments", "3"]),
     "H = 30, float16, no momentum": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0", "--fp16", "--outer-lr", "1"]),
     "H = 30, sparse2, mean": (30, [*SPARSE, "--aggregation", "mean", "--outer-lr", "1"]),
     "H = 30, sparse2, mean of senders": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1"]),

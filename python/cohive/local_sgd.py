@@ -31,7 +31,7 @@ __all__ = ["DiLoCo", "LocalSGD", "Manager"]
 #: `sync_every` * _STEP when each has stepped `sync_every` times on average. All of 1 to 10 divide it.
 _STEP = 5040
 _SET_HERE = ("dht", "run_id", "target_batch_size", "batch_size_per_step", "optimizer", "params", "scheduler")
-_SET_BY_DILOCO = ("use_local_updates", "outer_lr", "outer_momentum", "outer_nesterov")
+_SET_BY_DILOCO = ("use_local_updates", "outer_lr", "outer_momentum", "outer_nesterov", "outer_fragments")
 
 
 class Manager:
@@ -162,11 +162,13 @@ class DiLoCo(_Synchronized):
     (arXiv:2311.08105). A context manager, as LocalSGD is; docs/local-steps.md has what happens in a round.
 
     :param manager: the run
-    :param model_fragments: whose parameters the inner optimizer steps: modules, or one. All are averaged at once
+    :param model_fragments: whose parameters the inner optimizer steps: modules, or one. As many parts of the model, of
+        about equal size and the same for all peers, are averaged in turn
     :param inner_optimizer: of local steps, any one of torch
     :param outer_optimizer: a torch.optim.SGD, of which lr, momentum and nesterov count, the same on all peers; or one
         for each fragment, all alike. It is not stepped itself
-    :param sync_every: local steps between two averages
+    :param sync_every: local steps between two averages of a fragment, a multiple of the number of fragments, of which
+        one is averaged at a time
     :param backup_device: has no meaning here, as the four after it but `should_quantize`: anchors are in host memory
     :param should_quantize: what is averaged is sent with 8 bits a value
     :param fragment_sync_delay: above 0, rounds are in the background, and the peer steps on meanwhile, however long
@@ -196,12 +198,18 @@ class DiLoCo(_Synchronized):
         several = isinstance(outer_optimizer, (list, tuple))
         if several and len(outer_optimizer) != len(models):
             raise ValueError("there is one outer optimizer, or one for each fragment of the model")
-        if not isinstance(fragment_sync_delay, int) or not 0 <= fragment_sync_delay < sync_every:
-            raise ValueError("fragment_sync_delay is a number of local steps, from 0 on and below sync_every")
+        if sync_every % len(models):
+            raise ValueError("sync_every is a multiple of the number of fragments: one is averaged at a time")
+        if not isinstance(fragment_sync_delay, int) or not 0 <= fragment_sync_delay < sync_every // len(models):
+            raise ValueError(
+                "fragment_sync_delay is a number of local steps, from 0 on and below sync_every / number of fragments"
+            )
         if fragment_update_alpha != 0:
             raise ValueError("fragment_update_alpha is 0: local steps during a round are added to what it brings")
         self._options.update(_outer_options(list(outer_optimizer) if several else [outer_optimizer]))
         self._options["delay_state_averaging"] = fragment_sync_delay > 0
+        if len(models) > 1:
+            self._options.update(outer_fragments=len(models), target_batch_size=sync_every // len(models) * _STEP)
         if should_quantize:
             self._options["grad_compression"] = Uniform8BitQuantization()
 

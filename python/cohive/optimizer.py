@@ -196,6 +196,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         shared then, and not averaged
     :param outer_momentum: of the outer optimizer, SGD; default: 0.9. 0.5 or less for epochs of 64 local steps or fewer
     :param outer_nesterov: whether its momentum is Nesterov's; default: it is
+    :param outer_fragments: parts of the model, whole tensors, that are averaged in turn, one in each epoch: the link is
+        used evenly. Each value is averaged once in so many epochs; the same for all peers; default: 1
     :param outer_codec: with outer_lr: how differences travel between peers that all ask for it: "block4", 4 bits for
         each value, or "sparse2", a sixth of a bit up and half a bit down, as SparseLoCo has it; no outer_momentum then
     :param outer_aggregation: with outer_lr: "mean"; "mean-of-senders", that of the peers that have sent a value, which
@@ -251,6 +253,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         outer_lr: Optional[float] = None,
         outer_momentum: Optional[float] = None,
         outer_nesterov: Optional[bool] = None,
+        outer_fragments: Optional[int] = None,
         outer_codec: Optional[str] = None,
         outer_aggregation: Optional[str] = None,
         outer_clip_factor: Optional[float] = None,
@@ -341,6 +344,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "outer_lr": outer_lr,
             "outer_momentum": outer_momentum,
             "outer_nesterov": outer_nesterov,
+            "outer_fragments": outer_fragments,
             "outer_codec": outer_codec,
             "outer_aggregation": outer_aggregation,
             "outer_clip_factor": outer_clip_factor,

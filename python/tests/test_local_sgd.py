@@ -20,9 +20,26 @@ def sgd(model, **settings):
     return torch.optim.SGD(model.parameters(), **{"lr": 0.7, **settings})
 
 
+class Halves(torch.nn.Module):
+    """A linear model in two modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        return sum(part(half) for part, half in zip(self.parts, x.split(2, dim=1)))
+
+    @property
+    def weight(self):
+        return torch.cat([part.weight for part in self.parts], dim=1)
+
+
 def local(kind, manager, model, inner):
     if kind == "LocalSGD":
         return LocalSGD(manager, model, inner, sync_every=10)
+    if kind == "DiLoCo in fragments":
+        return DiLoCo(manager, list(model.parts), inner, sgd(model, momentum=0.5, nesterov=True), 20)
     delay = 5 if kind == "DiLoCo in the background" else 0
     return DiLoCo(manager, [model], inner, sgd(model, momentum=0.5, nesterov=True), 10, fragment_sync_delay=delay)
 
@@ -46,9 +63,10 @@ def learn(kind, dht, part, rounds, model, told):
     assert len(told) == steps and manager.current_step() >= rounds, "outside of `with` the optimizer is torch's own"
 
 
-@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo", "DiLoCo in the background"])
+@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo", "DiLoCo in the background", "DiLoCo in fragments"])
 def test_two_peers_learn_one_model(swarm, kind):
-    models = [torch.nn.Linear(4, 1, bias=False) for _ in range(2)]  # which begin at different places
+    # They begin at different places.
+    models = [Halves() if kind == "DiLoCo in fragments" else torch.nn.Linear(4, 1, bias=False) for _ in range(2)]
     told, failures = [[], []], []
 
     def guarded(part, dht):
@@ -67,7 +85,7 @@ def test_two_peers_learn_one_model(swarm, kind):
         assert max(group for _, group in steps) == 2
         # Two inputs of the four were never in this peer's batches.
         assert torch.allclose(model.weight, TRUTH, atol=0.5), (model.weight, len(steps))
-        # Each steps sync_every times between two rounds, whether there are one or two of them.
+        # Each steps ten times between two rounds, whether there are one or two of them.
         assert 5 * ROUNDS < len(steps) < 20 * ROUNDS
 
 
@@ -113,6 +131,15 @@ WRONG = {
         ),
         ValueError,
         "the same settings",
+    ),
+    "fragments that do not divide the round": (
+        dict(
+            model_fragments=[MODEL, OTHER],
+            inner_optimizer=torch.optim.SGD([*MODEL.parameters(), *OTHER.parameters()], lr=0.1),
+            sync_every=9,
+        ),
+        ValueError,
+        "a multiple of the number of fragments",
     ),
     "a delay beyond the round": (dict(fragment_sync_delay=10), ValueError, "below sync_every"),
     "a mixture": (dict(fragment_update_alpha=0.5), ValueError, "fragment_update_alpha is 0"),

@@ -510,6 +510,8 @@ BAD = {
     "target": (dict(target_batch_size=0), "at least 1"),
     "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
     "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
+    "outer fragments alone": (dict(use_local_updates=True, outer_fragments=2), "go with outer_lr"),
+    "more fragments than parameters": (dict(use_local_updates=True, outer_lr=0.7, outer_fragments=50), "fragments"),
     "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),
     "outer codec alone": (dict(use_local_updates=True, outer_codec="sparse2"), "go with outer_lr"),
     "outer codec and momentum": (

@@ -89,15 +89,17 @@ bool read_outer_codec(OptionReader& reader, train::RunOptions& run) {
 /// Returns whether a momentum was chosen.
 bool read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
   train::OuterOptimizer outer;
-  std::size_t every = 1;
+  std::size_t every = 1, parts = 1;
   const bool wanted = reader.read("outer_lr", outer.lr);
   const bool momentum = reader.read("outer_momentum", outer.momentum);
   const bool nesterov = reader.read("outer_nesterov", outer.nesterov);
   const bool repair = reader.read("outer_repair_every", every, 1);
-  if (!wanted && (momentum || nesterov || repair))
-    refuse("outer_momentum, outer_nesterov and outer_repair_every go with outer_lr: set it, too");
+  const bool fragments = reader.read("outer_fragments", parts, 1);
+  if (!wanted && (momentum || nesterov || repair || fragments))
+    refuse("outer_momentum, outer_nesterov, outer_fragments and outer_repair_every go with outer_lr: set it, too");
   if (every > kMostRounds) refuse("outer_repair_every must be at most 10^9");
   if (repair) outer.repair_every = static_cast<int>(every);
+  if (fragments) outer.fragments = static_cast<int>(std::min(parts, kMostRounds));  // run_options.cpp has the limit
   if (wanted) run.outer_optimizer = outer;
   return momentum;
 }

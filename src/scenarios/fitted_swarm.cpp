@@ -37,8 +37,9 @@ FittedSwarm::Trainer& FittedSwarm::add(Line line, Duration step, std::int64_t sa
   trainer->ip = Swarm::ip(net.size());
   net.fabric().set_line(trainer->ip, {.upload = line.up * kBytes, .download = line.down * kBytes});
   net.run(trainer->dht->start({net.host(0).visible_addresses().front()})).value();
-  trainer->replica = std::make_unique<train::PlainReplica>(net.runtime(), std::vector<codec::Shape>{{parameters_}},
-                                                           optim::SgdOptions{.lr = 0.01});
+  const auto tensors = static_cast<std::uint32_t>(options.outer_optimizer->fragments);
+  const std::vector<codec::Shape> shapes(tensors, {parameters_ / tensors});
+  trainer->replica = std::make_unique<train::PlainReplica>(net.runtime(), shapes, optim::SgdOptions{.lr = 0.01});
   trainer->run = std::make_unique<train::Run>(
       *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(cheap_key(1 + trainers.size())), *trainer->replica,
       options);

@@ -174,14 +174,14 @@ void ForeignModel::read_parameters(const std::vector<std::span<float>>& to) {
   torch::NoGradGuard no_grad;
   const auto turn = trainer_->in_turn();
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    as_host_tensor(to[i], parameters_[i].sizes()).copy_(parameters_[i]);
+    if (!to[i].empty()) as_host_tensor(to[i], parameters_[i].sizes()).copy_(parameters_[i]);
 }
 
 void ForeignModel::write_parameters(const std::vector<std::span<float>>& from) {
   torch::NoGradGuard no_grad;
   const auto turn = trainer_->in_turn();
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    parameters_[i].copy_(as_host_tensor(from[i], parameters_[i].sizes()));
+    if (!from[i].empty()) parameters_[i].copy_(as_host_tensor(from[i], parameters_[i].sizes()));
 }
 
 void ForeignModel::change_parameters(const std::vector<std::span<float>>& by) {
@@ -189,8 +189,13 @@ void ForeignModel::change_parameters(const std::vector<std::span<float>>& by) {
   make_copies();
   {
     const auto turn = trainer_->beside();
-    for (std::size_t i = 0; i < parameters_.size(); ++i)
-      as_tensor(copies_[i], parameters_[i].sizes()).copy_(as_host_tensor(by[i], parameters_[i].sizes()));
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      const auto copy = as_tensor(copies_[i], parameters_[i].sizes());
+      if (by[i].empty())
+        copy.zero_();
+      else
+        copy.copy_(as_host_tensor(by[i], parameters_[i].sizes()));
+    }
   }
   backend_->follow_caller();
   pending_ = Pending::changes;

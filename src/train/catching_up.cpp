@@ -221,7 +221,9 @@ Task<bool> CatchingUp::is_borne_out(std::uint64_t epoch, std::uint64_t GlobalPro
 }
 
 /// \param least_epoch  of the donors that are asked
-Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t least_epoch) {
+/// \param last         see averaging::DownloadOptions
+Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t least_epoch,
+                                                              std::vector<codec::Tensor> last) {
   const GlobalProgress global = run_.tracker.snapshot();
   averaging::DownloadOptions how;
   how.limit = run_.options.load_state_timeout;
@@ -234,6 +236,7 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
     for (const auto& trainer : run_.tracker.trainers())
       if (how.known.size() < kKnownDonors && trainer.epoch >= least && run_.dht.host().connected(trainer.peer))
         how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
+  how.last = std::move(last);
   how.alike = are_near;
   if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, run_.counts.epoch()) + kLead);
   how.min_priority = static_cast<double>(least_epoch);
@@ -254,6 +257,13 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
                   what + " is beyond that of all peers that this one has averaged with");
 }
 
+/// Whether this peer was part of the run, and lacks only what the exchanges keep.
+bool CatchingUp::lacks_kept_alone() const {
+  const auto stats = run_.counts.stats();
+  return joined() && !proof_ && stats.state_rounds + stats.state_downloads > 0 &&
+         std::ranges::all_of(run_.exchanges, [](const auto& one) { return one->exchange().lacks_kept_alone(); });
+}
+
 /// Takes a state as large as the model with its statistics into memory, beside them. Gradients belong to the model that
 /// goes: whoever calls it drops the batches afterwards.
 Task<Result<>> CatchingUp::load_state() {
@@ -262,10 +272,13 @@ Task<Result<>> CatchingUp::load_state() {
   co_await run_.replica.free_next();
   Result<averaging::DownloadedState> downloaded = Error(averaging::Errc::no_donor);
   const TimePoint began = run_.runtime.now();
+  const bool renews = lacks_kept_alone();
+  std::vector<codec::Tensor> own;
+  if (renews) own = co_await run_.kept.copies(run_.runtime);
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)
     downloaded = std::move(*proof_);
   else
-    downloaded = co_await download();
+    downloaded = co_await download(0, std::move(own));
   if (!proof_ && downloaded) downloading_ = run_.runtime.now() - began;
   proof_.reset();
   if (!downloaded) {
@@ -278,8 +291,13 @@ Task<Result<>> CatchingUp::load_state() {
   std::uint64_t epoch = 0;
   {
     auto values = co_await run_.kept.split(run_.runtime, *downloaded);
-    const auto loaded = values ? co_await replace_model(std::move(*downloaded), std::move(*values), Source::peer)
-                               : Result<std::uint64_t>(values.error());
+    Result<std::uint64_t> loaded = Error(averaging::Errc::bad_state);
+    if (!values)
+      loaded = values.error();
+    else if (renews)
+      loaded = co_await renew_kept(*downloaded, std::move(*values));
+    else
+      loaded = co_await replace_model(std::move(*downloaded), std::move(*values), Source::peer);
     if (!loaded) {
       run_.history.download_failed(loaded.error().with_context("downloaded state refused"));
       useless_donors_.push_back(donor);
@@ -321,6 +339,20 @@ Task<Result<std::uint64_t>> CatchingUp::replace_model(averaging::DownloadedState
     for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().loaded();
   run_.model.set_epoch(*loaded);
   co_return loaded;
+}
+
+/// The model stays, with all that this peer has come to.
+Task<Result<std::uint64_t>> CatchingUp::renew_kept(const averaging::DownloadedState& state,
+                                                   std::vector<codec::Tensor> values) {
+  auto change = co_await run_.model.change();
+  const auto epoch = epoch_to_load(state, run_.model.epoch());
+  if (!epoch) co_return epoch;
+  for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().renewing();
+  co_await run_.kept.write(run_.runtime, std::move(values));
+  if (run_.fit) run_.fit->restored();
+  for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().loaded();
+  run_.model.set_epoch(*epoch);
+  co_return epoch;
 }
 
 /// A state that was on its way for some epochs is old: the next round of the parameters has the newest ones.

@@ -81,7 +81,10 @@ class CatchingUp {
   Task<std::optional<bool>> holds_the_same(PeerId peer);
   static Task<void> compare_with_founders(CatchingUp& self);
   Task<Result<>> load_state();
-  Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0);
+  bool lacks_kept_alone() const;
+  Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0,
+                                                    std::vector<codec::Tensor> last = {});
+  Task<Result<std::uint64_t>> renew_kept(const averaging::DownloadedState& state, std::vector<codec::Tensor> values);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<bool> follow_this_round();
   bool downloads_are_slow(const GlobalProgress& global) const;

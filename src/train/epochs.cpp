@@ -36,17 +36,23 @@ Task<void> Epochs::drop_batches() {
   run_.replica.cut_gradients();
   co_await run_.replica.drop_gradients();
   const double samples = take_batches().samples;
-  if (std::ranges::any_of(run_.exchanges, [](const auto& one) { return one->exchange().keeps_unaveraged(); }))
-    carry(samples);
-  else
-    carried_ = 0;
+  for (const auto& scheduled : run_.exchanges) carry(*scheduled, samples, scheduled == run_.exchanges.front());
 }
 
-/// Nobody brings more to a round than a whole one.
-void Epochs::carry(double samples) {
-  if (samples >= 1)
+/// Samples that no round has averaged, though what came of them is still here, weigh in the next one. Nobody brings
+/// more to a round than a whole one. \param missed  a round that was due
+void Epochs::carry(Scheduled& scheduled, double samples, bool missed) {
+  if (!scheduled.exchange().keeps_unaveraged()) {
+    scheduled.carried = 0;
+    return;
+  }
+  if (samples >= 1 && missed)
     log::info("train", "{:.0f} samples of this peer count in its next round: no round has averaged them", samples);
-  carried_ = std::min(carried_ + samples, run_.target());
+  scheduled.carried = std::min(scheduled.carried + samples, run_.target() * fragments());
+}
+
+double Epochs::fragments() const {
+  return run_.options.outer_optimizer ? run_.options.outer_optimizer->fragments : 1;
 }
 
 Task<bool> Epochs::end(StepReport& report) {
@@ -115,8 +121,9 @@ Task<void> Epochs::advance(Epochs& self, std::shared_ptr<Update> update) {
 Task<void> Epochs::make(Update& update) {
   if (run_.options.delay_grad_averaging) release(update);
   std::size_t next = 0;
+  bool first = true;
   for (; next < run_.exchanges.size() && run_.exchanges[next]->exchange().makes_step(); ++next) {
-    co_await take_part(update, next);
+    co_await take_part(update, next, std::exchange(first, false));
     if (update.missed) co_return;
   }
   const auto has_state_of_epoch = [&] {
@@ -126,12 +133,12 @@ Task<void> Epochs::make(Update& update) {
   if (!run_.options.outer_optimizer) has_state_of_epoch();
   enter(update.epoch);
   for (; next < run_.exchanges.size() && !update.missed; ++next) {
-    const Scheduled& scheduled = *run_.exchanges[next];
+    Scheduled& scheduled = *run_.exchanges[next];
     if (!scheduled.round()) {
-      if (scheduled.exchange().keeps_unaveraged()) carry(update.counted.samples);
+      carry(scheduled, update.counted.samples, scheduled.exchange().due(update.epoch));
       continue;
     }
-    co_await take_part(update, next);
+    co_await take_part(update, next, std::exchange(first, false));
     update.released.is_set() ? run_.tracker.restart_timer() : run_.tracker.training_resumes();
   }
   if (run_.options.outer_optimizer && !update.missed) has_state_of_epoch();  // its anchor belongs to it
@@ -144,11 +151,11 @@ void Epochs::release(Update& update) {
 
 /// A peer that has missed the group of its step learns it from the epoch that it hears of, or from members that wait
 /// for it in the next round. One that is late has a group only if its members are still looking for one.
-Task<void> Epochs::take_part(Update& update, std::size_t number) {
+Task<void> Epochs::take_part(Update& update, std::size_t number, bool first) {
   Scheduled& scheduled = *run_.exchanges[number];
   Search search{.epoch = update.epoch, .patience = run_.options.matchmaking_time * 2};
   // Where no round of this epoch's end came before, the others may be about to look whether the epoch has ended.
-  if (number == 0)
+  if (first)
     search.patience =
         std::max(search.patience, run_.options.tracker_options.max_refresh_period + run_.options.matchmaking_time);
   if (scheduled.exchange().makes_step()) {
@@ -159,14 +166,15 @@ Task<void> Epochs::take_part(Update& update, std::size_t number) {
     }
   }
   double samples = update.counted.samples;
-  if (scheduled.exchange().keeps_unaveraged()) samples += std::exchange(carried_, 0);
+  if (scheduled.exchange().keeps_unaveraged()) samples += std::exchange(scheduled.carried, 0);
   const Moment moment{Occasion::epoch_end, update.epoch, samples, update.counted.batches, update.counted.seconds};
   const Exchanged done =
       co_await rounds_.exchange(scheduled, moment, search, &update, [this, &update] { release(update); });
   if (scheduled.exchange().keeps_unaveraged()) {
     const double averaged = done.round ? samples * done.round->averaged_share() : 0;
-    carry(samples - averaged);
-    run_.counts.note([averaged](TrainingStats& stats) { stats.samples_averaged += averaged; });
+    carry(scheduled, samples - averaged, true);
+    const double of_model = averaged / fragments();
+    run_.counts.note([of_model](TrainingStats& stats) { stats.samples_averaged += of_model; });
   }
   if (done.effect == Effect::publishable) update.publishable = true;
   if (done.effect == Effect::behind) update.missed = true;

@@ -41,17 +41,17 @@ class Epochs {
   Counted take_batches();
   static Task<void> advance(Epochs& self, std::shared_ptr<Update> update);
   Task<void> make(Update& update);
-  Task<void> take_part(Update& update, std::size_t number);
+  Task<void> take_part(Update& update, std::size_t number, bool first);
   void release(Update& update);
   void finished(Update& update);
-  void carry(double samples);
+  void carry(Scheduled& scheduled, double samples, bool missed);
+  double fragments() const;
 
   RunContext& run_;
   RunRounds& rounds_;
   RunStatus& status_;
   std::shared_ptr<Update> update_;  // the last one, until the trainer has seen its end
   bool caught_up_ = false;          // in this epoch, between two batches
-  double carried_ = 0;              // samples that no round has averaged yet, though what came of them is still here
 };
 
 }  // namespace cohive::train

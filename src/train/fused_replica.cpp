@@ -144,7 +144,8 @@ std::span<const float> FusedReplica::newest(std::size_t parameter) {
 }
 
 void FusedReplica::read_parameters(const std::vector<std::span<float>>& to) {
-  for (std::size_t i = 0; i < size(); ++i) std::ranges::copy(live(i), to[i].begin());
+  for (std::size_t i = 0; i < size(); ++i)
+    if (!to[i].empty()) std::ranges::copy(live(i), to[i].begin());
 }
 
 void FusedReplica::write_parameters(const std::vector<std::span<float>>& from) {
@@ -153,7 +154,13 @@ void FusedReplica::write_parameters(const std::vector<std::span<float>>& from) {
 
 void FusedReplica::change_parameters(const std::vector<std::span<float>>& by) {
   make_next();
-  for (std::size_t i = 0; i < size(); ++i) std::ranges::copy(by[i], next_[i].values.begin());
+  for (std::size_t i = 0; i < size(); ++i) {
+    const std::span<float> next(next_[i].values);
+    if (by[i].empty())
+      std::ranges::fill(next, 0.0f);
+    else
+      std::ranges::copy(by[i], next.begin());
+  }
   pending_ = Pending::changes;
 }
 

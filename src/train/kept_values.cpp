@@ -25,9 +25,8 @@ std::uint64_t KeptValues::elements() const noexcept {
   return sum;
 }
 
-Task<void> KeptValues::append(Runtime& runtime, averaging::SharedState& state) const {
-  if (kept_.empty()) co_return;
-  auto tensors = co_await runtime.offload([kept = kept_] {
+Task<std::vector<codec::Tensor>> KeptValues::copies(Runtime& runtime) const {
+  co_return co_await runtime.offload([kept = kept_] {
     std::vector<codec::Tensor> copies;
     for (const auto& one : kept) {
       const ByteView bytes(reinterpret_cast<const std::uint8_t*>(one.values.data()), one.values.size_bytes());
@@ -35,6 +34,11 @@ Task<void> KeptValues::append(Runtime& runtime, averaging::SharedState& state) c
     }
     return copies;
   });
+}
+
+Task<void> KeptValues::append(Runtime& runtime, averaging::SharedState& state) const {
+  if (kept_.empty()) co_return;
+  auto tensors = co_await copies(runtime);
   const bool named = state.names.size() == state.tensors.size();
   const bool described = !state.infos.empty();
   for (std::size_t i = 0; i < kept_.size(); ++i) {

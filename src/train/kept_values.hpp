@@ -19,6 +19,8 @@ class KeptValues {
   std::uint64_t elements() const noexcept;
   /// Copies them to the end of a state of the model.
   Task<void> append(Runtime& runtime, averaging::SharedState& state) const;
+  /// Copies them, as they are in states.
+  Task<std::vector<codec::Tensor>> copies(Runtime& runtime) const;
   /// Moves them out of a downloaded state, whose last tensors they are. Errors: averaging::Errc::bad_state for one that
   /// does not have them.
   Task<Result<std::vector<codec::Tensor>>> split(Runtime& runtime, averaging::DownloadedState& state) const;

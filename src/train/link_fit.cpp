@@ -13,7 +13,7 @@ namespace {
 constexpr double kFirstSteps = 500;                    // of a trainer alone, before anything was measured
 constexpr double kLeastSteps = 30;                     // that a round has by its own wish
 constexpr double kStepsOfMomentum = 80;                // the same with much momentum, which multiplies steps
-constexpr double kFewestSteps = 10, kMostSteps = 500;  // of each trainer, whatever others wish
+constexpr double kFewestSteps = 10, kMostSteps = 500;  // of each trainer in an epoch, whatever others wish
 constexpr double kSearches = 3;                        // that a round lasts as long as, at least
 constexpr double kGrace = 0.25;                        // of a round, for a member that is late
 constexpr double kShareBehind = 0.5;     // of a round that its exchange may take: links are not equally fast always
@@ -96,7 +96,8 @@ LinkFit::LinkFit(const RunOptions& options)
       fits_bits_(options.fit_compression),
       delayed_(options.delay_state_averaging),
       usual_target_(static_cast<double>(options.target_batch_size)),
-      least_steps_(options.outer_optimizer->momentum > kMuchMomentum ? kStepsOfMomentum : kLeastSteps),
+      fragments_(options.outer_optimizer->fragments),
+      least_steps_((options.outer_optimizer->momentum > kMuchMomentum ? kStepsOfMomentum : kLeastSteps) / fragments_),
       matchmaking_(to_seconds(options.matchmaking_time)),
       agrees_(fits_bits_ || options.agreed_grad_compression),
       ordinary_(options.grad_compression),
@@ -110,7 +111,7 @@ double LinkFit::target() const noexcept {
 void LinkFit::count(double samples) {
   double none = 0;
   if (fits_target_ && samples > 0)
-    target_.compare_exchange_strong(none, kFirstSteps * samples, std::memory_order_relaxed);
+    target_.compare_exchange_strong(none, std::max(1.0, kFirstSteps / fragments_ * samples), std::memory_order_relaxed);
 }
 
 RoundWish LinkFit::wish() const {
@@ -153,7 +154,7 @@ void LinkFit::agree(const SeenRound& seen, std::vector<RoundWish> wishes) {
   if (outcome && fits_target_) {
     const auto steps = static_cast<double>(seen.steps);
     double least = now / kMostChange, most = now * kMostChange;
-    if (seen.whole && steps > 0) least = now * kFewestSteps / steps, most = now * kMostSteps / steps;
+    if (seen.whole && steps > 0) least = now * kFewestSteps / fragments_ / steps, most = now * kMostSteps / steps;
     // Newcomers get it as a float.
     target_ = static_cast<float>(std::clamp(outcome->target, std::min(least, most), most));
   }
@@ -175,7 +176,7 @@ void LinkFit::note(const SeenRound& seen) {
   const auto members = static_cast<double>(seen.members);
   const double both_ways = 2 * (members - 1) / members;
   seen_.push_back({seen.computing / static_cast<double>(seen.steps), fixed, transfer / bits,
-                   transfer / bits / both_ways / std::min(members, kDonors)});
+                   transfer / bits / seen.share / both_ways / std::min(members, kDonors)});
   if (seen_.size() > kRounds) seen_.pop_front();
 }
 
@@ -248,8 +249,9 @@ void LinkFit::tell(const SeenRound& seen, double target_then) {
   if (same || !lasts) return;
   told_steps_ = steps, told_few_ = few_bits_, told_hidden_ = hidden;
   const std::string codec = name_of(few_bits_ && !refused_ ? agreed_ : ordinary_);
-  told_ = log::format("H = {:.0f}, {} both ways: {:.1f} s of exchange {} {:.0f} s of training", steps, codec, behind,
-                      delayed_ ? "behind" : "after", training);
+  const std::string fragments = fragments_ > 1 ? log::format(" in {:.0f} fragments", fragments_) : std::string();
+  told_ = log::format("H = {:.0f}{}, {} both ways: {:.1f} s of exchange {} {:.0f} s of training", steps * fragments_,
+                      fragments, codec, behind, delayed_ ? "behind" : "after", training);
   if (!hidden)
     told_ += log::format(", so that trainers wait {:.0f} % of the time: {}", 100 * waiting, why_not(seen, steps));
   log::write(hidden ? log::Level::info : log::Level::warn, "train", told_);

@@ -4,6 +4,7 @@
 //   in the round:                 all members come to the same codec by these wishes, which they have all been told
 //   after the round:              and to the same length of the next one
 //   newcomers:                    take what the run has agreed on, with the state
+// Where fragments are averaged in turn, a round is that of one of them, and has as many fewer local steps.
 // What this peer's own link carries makes its wish, and what others do makes that little longer. A member, honest with
 // a thin link or hostile, can have rounds of few bits that are four times as long as the others wish; most members of a
 // group together can have rounds of 10 to 500 local steps of each trainer, and no others.
@@ -41,7 +42,8 @@ std::optional<RoundWish> outcome_of(std::vector<RoundWish> wishes);
 /// A round with others, as this peer saw it.
 struct SeenRound {
   std::size_t members = 2;
-  double values = 0;          ///< of the model
+  double values = 0;          ///< that were averaged
+  double share = 1;           ///< of the values of the model
   std::uint64_t steps = 0;    ///< local ones of this peer
   double computing = 0;       ///< seconds that these took
   bool whole = false;         ///< this peer has trained since the end of the round before
@@ -92,7 +94,7 @@ class LinkFit {
   static double seconds_of_link(const SeenRound& seen, double bits);
 
   const bool fits_target_, fits_bits_, delayed_;
-  const double usual_target_, least_steps_, matchmaking_;
+  const double usual_target_, fragments_, least_steps_, matchmaking_;
   const bool agrees_;  // where all do, rounds have few bits
   const codec::Compression ordinary_, agreed_;
   std::atomic<double> target_ = 0;  // 0: no batch was counted yet

@@ -1,6 +1,7 @@
 #include "cohive/train/run.hpp"
 
 #include <algorithm>
+#include <ranges>
 
 #include "all_clients.hpp"
 #include "checkpoints.hpp"
@@ -151,16 +152,21 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   (void)co_await epochs.settle(ignored);
   const RunRounds::Suspended suspended(rounds);
   co_await rounds.abandon();
-  const auto first = std::ranges::find_if(run.exchanges, [](const auto& one) { return !one->exchange().makes_step(); });
-  Scheduled& of_model = **first;
-  rounds.begin(of_model, run.counts.epoch(), expected < 2 ? 0 : expected, timeout);
+  const auto of_model = [](const auto& one) { return one->exchange().takes_place_beside_epochs(); };
+  for (const auto& scheduled : run.exchanges | std::views::filter(of_model))
+    rounds.begin(*scheduled, run.counts.epoch(), expected < 2 ? 0 : expected, timeout);
   Search search{.patience = patience};
   if (run.ended) search.epoch = run.counts.epoch() + 1;  // peers that are beyond that go on
-  const Exchanged done = co_await rounds.exchange(of_model, {Occasion::extra, run.counts.epoch()}, search);
-  // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
-  if (run.ended && done.round && of_model.exchange().yields_parameters())
-    (void)co_await catching_up.take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
-  co_return done.group();
+  std::size_t group = 0;
+  for (const auto& scheduled : run.exchanges | std::views::filter(of_model)) {
+    const Exchanged done = co_await rounds.exchange(*scheduled, {Occasion::extra, run.counts.epoch()}, search);
+    group = std::max(group, done.group());
+    if (!done.round) search.patience = 0s;  // who is not there for one is there for none
+    // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
+    if (run.ended && done.round && scheduled->exchange().yields_parameters())
+      (void)co_await catching_up.take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
+  }
+  co_return group;
 }
 
 // ---- Leaving

@@ -8,6 +8,7 @@ namespace cohive::train {
 namespace {
 
 constexpr double kMostOuterRate = 100;
+constexpr int kMostFragments = 64;
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument("cohive: " + what);
@@ -38,9 +39,13 @@ void check_outer_optimizer(const RunOptions& options) {
   const OuterOptimizer& outer = *options.outer_optimizer;
   if (!(outer.lr > 0 && outer.lr <= kMostOuterRate)) refuse("outer_optimizer.lr must be above 0 and at most 100");
   if (!(outer.momentum >= 0 && outer.momentum < 1)) refuse("outer_optimizer.momentum must be from 0 to below 1");
+  if (outer.fragments < 1 || outer.fragments > kMostFragments)
+    refuse("outer_optimizer.fragments must be from 1 to " + std::to_string(kMostFragments));
   if (outer.repair_every < 1) refuse("outer_optimizer.repair_every must be at least 1");
   if (outer.open_diloco && (options.fit_target_batch_size || options.fit_compression))
     refuse("OpenDiLoCo's trainers agree on nothing: leave fit_target_batch_size and fit_compression out");
+  if (outer.open_diloco && outer.fragments > 1)
+    refuse("OpenDiLoCo's trainers average the whole model in each round: leave outer_optimizer.fragments out");
   if (!options.use_local_updates)
     refuse("outer_optimizer steps by what local steps have changed: set use_local_updates, too");
   if (options.parameter_exchange)

@@ -20,7 +20,9 @@ constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 // ---- Beginning
 
 void RunRounds::start() {
-  run_.tasks.spawn(watch_members(*this, *run_.exchanges.front()), "members that wait for this peer");
+  for (const auto& scheduled : run_.exchanges)
+    if (scheduled == run_.exchanges.front() || scheduled->exchange().needs_every_round())
+      run_.tasks.spawn(watch_members(*this, *scheduled), "members that wait for this peer");
 }
 
 void RunRounds::consider() {

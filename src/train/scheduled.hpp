@@ -48,6 +48,8 @@ class Scheduled {
   /// Notes how a round went; null: it found no group, or failed. \param found  a group
   void ended(const averaging::RoundReport* report, bool found);
 
+  double carried = 0;  ///< samples of this peer that no round of this exchange has averaged yet: see Epochs::carry
+
  private:
   void count_group(std::size_t members);
 

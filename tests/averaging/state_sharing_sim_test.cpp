@@ -2,6 +2,7 @@
 #include <cmath>
 #include <random>
 
+#include "cohive/testing/offences.hpp"
 #include "shared_states.hpp"
 
 namespace cohive::averaging {
@@ -56,6 +57,47 @@ TEST_F(SharedStates, DonorsOfTheSameBytesShareTheLoad) {
   EXPECT_EQ(done, kTensors * kTensorBytes);
   EXPECT_EQ(most_donors, 4u);
   EXPECT_TRUE(found->liars.empty());
+}
+
+TEST_F(SharedStates, OfItsLastTensorsOnlyWhatDiffersTravels) {
+  const auto state = state_with(7, 1);
+  for (int i = 0; i < 2; ++i) donor(state, 9);
+  StateSharer& late = newcomer();
+  DownloadOptions options;
+  options.last = {state.tensors.end() - 2, state.tensors.end()};
+  for (auto& tensor : options.last) tensor.data = Slice::copy_of(tensor.data);
+  const auto same = download(late, options);
+  ASSERT_TRUE(same) << same.error();
+  EXPECT_EQ(same->bytes, 0u);
+
+  options.last[1].data.mutable_data()[kPieceBytes] ^= 1;
+  for (std::size_t at = 0; at < kTensorBytes; at += kPieceBytes) options.last[0].data.mutable_data()[at] ^= 1;
+  const Bytes own(options.last[0].data.view().begin(), options.last[0].data.view().end());
+  const auto found = download(late, options);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->bytes, kTensorBytes + kPieceBytes) << "all of the one, and a piece of the other";
+  ASSERT_EQ(found->tensors.size(), state.tensors.size());
+  for (std::size_t i = 0; i + 2 < state.tensors.size(); ++i) EXPECT_TRUE(found->tensors[i].data.empty()) << i;
+  for (std::size_t i = state.tensors.size() - 2; i < state.tensors.size(); ++i)
+    EXPECT_TRUE(std::ranges::equal(found->tensors[i].data.view(), state.tensors[i].data.view())) << i;
+  EXPECT_TRUE(std::ranges::equal(options.last[0].data.view(), own)) << "what the caller has stays";
+
+  options.last[1].shape = {1};
+  options.last[1].data = options.last[1].data.sub(0, 4);
+  const auto other = download(late, options);
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error(), Errc::no_donor) << other.error();
+  EXPECT_EQ(sim::offences(swarm.runtime()), 0) << "a donor of another model does not lie";
+}
+
+TEST_F(SharedStates, APythonLikeDonorIsNotAskedForTensorsOfItsState) {
+  const auto state = state_with(7, 1);
+  foreign_donor(9, "rpc_download_state", [&](rpc::ServerStream& stream) {
+    return send_state(swarm.runtime(), stream, state, codec::Codec::none);
+  });
+  DownloadOptions options;
+  options.last = {state.tensors.back()};
+  EXPECT_FALSE(download(newcomer(), options));
 }
 
 TEST_F(SharedStates, NoMoreDonorsAtOnceThanAllowed) {

@@ -238,6 +238,8 @@ TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
   EXPECT_THAT(opened(options_of(R"(, "averager_rank": 0)")), HasSubstr("averager_rank"));
   EXPECT_THAT(opened(options_of(R"(, "outer_lr": 0.7)")), HasSubstr("set use_local_updates"));
   EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_momentum": 0.5)")), HasSubstr("with outer_lr"));
+  EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_lr": 0.7, "outer_fragments": 65)")),
+              HasSubstr("fragments must be from 1 to 64"));
   const auto sparse = [&](const char* more) {
     return opened(
         options_of(R"(, "use_local_updates": true, "outer_lr": 0.7, "outer_codec": "sparse2")" + std::string(more)));

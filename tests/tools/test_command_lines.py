@@ -88,6 +88,24 @@ class CommandLines(unittest.TestCase):
         self.refused("--target-batch-size", "cohive-train", *dry, "--local-steps", "--fit-my-link",
                      "--target-batch-size", "96", "--grad-compression", "none")
 
+    def test_fragments_are_those_of_local_steps(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        dry = ["cohive-train", "--model", "cnn", "--dry-run", "--json", "--fragments"]
+        self.assertEqual(run(*dry, "2", "--local-steps").returncode, 0)
+        self.refused("--local-steps", *dry, "2")
+        for number in ("0", "65", "1.5", "-1"):
+            self.refused("--fragments", *dry, number, "--local-steps")
+
+    def test_beside_opendiloco_nothing_is_fitted(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        dry = ["cohive-train", "--model", "cnn", "--dry-run", "--json", "--open-diloco"]
+        self.assertEqual(run(*dry, "--local-steps", "--target-batch-size", "96").returncode, 0)
+        self.refused("--local-steps", *dry)
+        self.refused("OpenDiLoCo", *dry, "--local-steps", "--fit-my-link")
+        self.refused("outer_optimizer.fragments", *dry, "--local-steps", "--fragments", "2")
+
     def test_sparse_differences_go_with_local_steps_alone(self):
         if not programs("cohive-train"):
             self.skipTest("built without LibTorch")

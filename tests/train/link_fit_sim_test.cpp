@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "scenarios/fitted_swarm.hpp"
 
 namespace cohive::train {
@@ -53,6 +55,21 @@ TEST(LinkFit, OneThinLinkHasAllSendFewBits) {
   EXPECT_NE(told(swarm).find("block4 both ways"), std::string::npos) << told(swarm);
   for (const auto& trainer : swarm.trainers)
     EXPECT_EQ(trainer->samples_of_round(), swarm.trainers[0]->samples_of_round());
+}
+
+TEST(LinkFit, FragmentsAreHiddenBehindTheTraining) {
+  std::map<int, double> steps;
+  for (const int fragments : {1, 4}) {
+    FittedSwarm swarm(kParameters);
+    swarm.options.outer_optimizer->fragments = fragments;
+    for (int i = 0; i < 3; ++i) swarm.add(kThin, 100ms);
+    swarm.net.pass(10min);
+    SCOPED_TRACE(told(swarm));
+    EXPECT_GE(swarm.computing(10min), 0.98);
+    EXPECT_EQ(told(swarm).find(" in 4 fragments, ") != std::string::npos, fragments == 4);
+    steps[fragments] = steps_of_round(*swarm.trainers[0], 3);
+  }
+  EXPECT_LT(steps[4], steps[1] * 1.3) << "of the four, each of which is as long as three searches at least";
 }
 
 TEST(LinkFit, ANewcomerTakesOverWhatTheRunHasAgreedOn) {

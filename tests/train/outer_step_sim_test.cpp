@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <map>
 
 #include "checkpoint/temporary_folder.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/swarm.hpp"
@@ -19,6 +21,10 @@ namespace {
 
 using checkpoint::TemporaryFolder;
 using Values = std::vector<float>;
+
+Fragment whole_model(const ExchangeContext& context) {
+  return fragments_of(context.replica.gradient_infos(), 1).front();
+}
 
 sim::TrainScenario outer_steps() {
   auto scenario = sim::small_training();
@@ -34,6 +40,24 @@ TEST(OuterStep, TrainersWithLocalStepsLearnByIt) {
   const auto report = sim::run_training(outer_steps());
   SCOPED_TRACE(::testing::PrintToString(report));
   EXPECT_GE(report.epochs, 5u);
+  EXPECT_GT(report.mean_group, 4.5);
+  EXPECT_LT(report.last_loss, report.first_loss / 10);
+  EXPECT_EQ(report.offences, 0);
+}
+
+/// Half of the tensors in each of two epochs, which are half as long.
+TEST(OuterStep, LearnsInFragments) {
+  auto scenario = outer_steps();
+  scenario.ballast = 1000;
+  const auto tune = scenario.tune;
+  scenario.tune = [&tune](RunOptions& options) {
+    tune(options);
+    options.outer_optimizer->fragments = 2;
+    options.target_batch_size /= 2;
+  };
+  const auto report = sim::run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GE(report.epochs, 10u);
   EXPECT_GT(report.mean_group, 4.5);
   EXPECT_LT(report.last_loss, report.first_loss / 10);
   EXPECT_EQ(report.offences, 0);
@@ -128,11 +152,10 @@ class OuterSteps : public ::testing::Test {
     trainer->number = trainers_.size();
     trainer->dht = std::make_unique<Dht>(net_.add_host());
     EXPECT_TRUE(net_.run(trainer->dht->start({net_.host(0).visible_addresses().front()})));
-    trainer->replica =
-        std::make_unique<PlainReplica>(net_.runtime(), std::vector<codec::Shape>{{4}}, optim::SgdOptions{.lr = 0.01});
+    trainer->replica = std::make_unique<PlainReplica>(net_.runtime(), shapes_, optim::SgdOptions{.lr = 0.01});
     auto options = options_;
     const auto with_outer_step = [&made_for = *trainer](const ExchangeContext& context) {
-      auto made = std::make_unique<OuterStep>(context, OuterOptimizer());
+      auto made = std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context));
       made_for.outer = made.get();
       return made;
     };
@@ -168,7 +191,8 @@ class OuterSteps : public ::testing::Test {
       co_await runtime.sleep_for(me.pause);
       Values gradient(4, -1.0f);
       gradient[me.number % 4] = -5;
-      me.replica->step_locally({gradient});
+      const std::vector<std::span<const float>> gradients(me.replica->gradient_infos().size(), gradient);
+      me.replica->step_locally(gradients);
       me.samples += 8;
       const Values before = me.parameters();
       const auto report = co_await me.run->step(8);
@@ -184,6 +208,7 @@ class OuterSteps : public ::testing::Test {
 
   sim::Swarm net_{sim::SwarmOptions{.seed = 1}};
   RunOptions options_;
+  std::vector<codec::Shape> shapes_{{4}};
   std::vector<std::unique_ptr<Dht>> nodes_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };
@@ -349,6 +374,86 @@ TEST_F(OuterSteps, ACheckpointHoldsAnchorAndMomentum) {
   EXPECT_EQ(again.momentum()[0], Values(4));
 }
 
+/// Three tensors in two fragments, which are averaged in turn.
+class OuterStepsInFragments : public OuterSteps {
+ protected:
+  OuterStepsInFragments() {
+    shapes_ = {{4}, {4}, {4}};
+    options_.outer_optimizer = OuterOptimizer{.fragments = 2};
+  }
+  /// What the exchanges keep, and the parameters behind it.
+  std::map<std::string, Values> state_of(Trainer& trainer) {
+    const auto file = folder_.path() / "state.safetensors";
+    EXPECT_TRUE(net_.run(trainer.run->save_checkpoint(file)));
+    std::map<std::string, Values> state;
+    const auto read = checkpoint::read_file(file);
+    if (!read) return state;
+    for (const auto& [name, tensor] : read->tensors) {
+      if (!name.starts_with("exchange.")) continue;
+      const auto* values = reinterpret_cast<const float*>(tensor.data.data());
+      state[name] = {values, values + tensor.data.size() / sizeof(float)};
+    }
+    return state;
+  }
+  bool train_to(std::uint64_t epoch, std::vector<Trainer*> trainers) {
+    const bool there = wait_for(5min, [&] {
+      return std::ranges::all_of(trainers, [epoch](Trainer* one) { return one->run->epoch() >= epoch; });
+    });
+    for (auto* trainer : trainers) trainer->tasks.reset();
+    for (auto* trainer : trainers) (void)net_.run(trainer->run->settle());
+    for (auto* trainer : trainers) (void)trainer->run->publish();
+    return there;
+  }
+  TemporaryFolder folder_;
+};
+
+TEST_F(OuterStepsInFragments, AverageOneOfThemInEachEpochAndAllInTurn) {
+  for (const bool delayed : {false, true}) {
+    SCOPED_TRACE(delayed);
+    options_.run_id = delayed ? "behind" : "waiting";
+    options_.delay_state_averaging = delayed;
+    auto& one = add();
+    auto& two = add();
+    ASSERT_TRUE(train_to(9, {&one, &two}));
+    auto states = std::array{state_of(one), state_of(two)};
+    EXPECT_EQ(states[0], states[1]);
+    const float first = states[0]["exchange.outer_step_1_of_2.steps"][0],
+                second = states[0]["exchange.outer_step_2_of_2.steps"][0];
+    EXPECT_GE(first + second, 7) << "one in each epoch";
+    EXPECT_LE(std::abs(first - second), 1);
+    for (const char* anchor : {"1_of_2.anchor.0", "1_of_2.anchor.1", "2_of_2.anchor.0"})
+      EXPECT_GT(states[0][std::string("exchange.outer_step_") + anchor][3], 0.3) << anchor;
+    // Between two rounds a tensor is as far from its anchor as local steps have led it.
+    for (std::size_t tensor = 0; tensor < 3; ++tensor)
+      EXPECT_NEAR(one.replica->parameter(tensor)[3], two.replica->parameter(tensor)[3], 0.05 * 24) << tensor;
+    end(one);
+    end(two);
+  }
+}
+
+TEST_F(OuterStepsInFragments, ANewcomerGetsTheAnchorsOfAll) {
+  options_.target_batch_size = 192;  // three times the time for a search
+  auto& one = add();
+  auto& two = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps >= 3 && two.steps >= 3; }));
+  auto& newcomer = add();
+  ASSERT_TRUE(wait_for(3min, [&] { return newcomer.steps >= 3; }));
+  EXPECT_EQ(newcomer.run->stats().state_downloads, 1u);
+  ASSERT_TRUE(train_to(newcomer.run->epoch() + 2, {&one, &two, &newcomer}));
+  EXPECT_EQ(state_of(one), state_of(newcomer));
+}
+
+TEST_F(OuterStepsInFragments, TrainersThatStopTogetherEndWithTheSameParameters) {
+  auto& one = add();
+  auto& two = add();
+  ASSERT_TRUE(train_to(5, {&one, &two}));
+  std::vector<Task<std::size_t>> last;
+  for (auto* trainer : {&one, &two}) last.push_back(trainer->run->finish());
+  EXPECT_EQ(net_.run(when_all(net_.runtime(), std::move(last))), (std::vector<std::size_t>{2, 2}));
+  for (std::size_t tensor = 0; tensor < 3; ++tensor)
+    EXPECT_TRUE(std::ranges::equal(one.replica->parameter(tensor), two.replica->parameter(tensor))) << tensor;
+}
+
 /// What the constructor of a run says to options.
 class RefusedExchanges : public OuterSteps {
  protected:
@@ -379,6 +484,12 @@ TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
   EXPECT_TRUE(contains(refusal(options_), "OpenDiLoCo's trainers agree on nothing"));
   options_.fit_target_batch_size = false;
   EXPECT_EQ(refusal(options_), "");
+  options_.outer_optimizer = OuterOptimizer{.fragments = 2, .open_diloco = true};
+  EXPECT_TRUE(contains(refusal(options_), "leave outer_optimizer.fragments out"));
+  options_.outer_optimizer = OuterOptimizer{.fragments = 0};
+  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.fragments must be from 1 to 64"));
+  options_.outer_optimizer = OuterOptimizer{.fragments = 2};
+  EXPECT_TRUE(contains(refusal(options_), "fragments is 2, and the model has 1 parameters"));
   options_.outer_optimizer = OuterOptimizer();
   options_.grad_averager_factory = power_sgd_averager({});
   EXPECT_TRUE(contains(refusal(options_), "leave grad_averager_factory out"));
@@ -390,7 +501,7 @@ TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
   EXPECT_TRUE(contains(refusal(options_), "set use_local_updates"));
   options_.use_local_updates = true;
   const ExchangeFactory factory = [](const ExchangeContext& context) {
-    return std::make_unique<OuterStep>(context, OuterOptimizer());
+    return std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context));
   };
   options_.parameter_exchange = factory;
   EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange out"));

@@ -139,6 +139,14 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
                  "its momentum (default 0.9, with sparse2 0); 0.5 or less where an epoch is 64 local steps or fewer")
       ->transform(real(0, 0.999999))
       ->needs(local);
+  app.add_flag("--open-diloco", o.outer.open_diloco,
+               "average with trainers of OpenDiLoCo, by their rules: nothing is fitted, give --target-batch-size")
+      ->needs(local);
+  app.add_option(
+         "--fragments", o.outer.fragments,
+         "parts of the model that are averaged in turn, one in each epoch (default 1); all trainers give the same")
+      ->transform(whole(1, 64))
+      ->needs(local);
   app.add_flag("--auxiliary", run.auxiliary, "help averaging without training");
   app.add_flag_callback(
       "--no-share-loss", [&run] { run.share_loss = false; }, "do not tell monitors of the run this trainer's loss");
@@ -368,6 +376,8 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
                       "--clip-iterations",
                       "--clip-factor",
                       "--verified-share",
+                      "--open-diloco",
+                      "--fragments",
                       "--bandwidth"});
 }
 
@@ -415,7 +425,7 @@ void complete_local_steps(TrainOptions& o) {
   run.use_local_updates = true;
   o.outer.momentum = o.outer_momentum.value_or(o.agreed_compression == "sparse2" ? 0 : o.outer.momentum);
   run.outer_optimizer = o.outer;
-  if (!o.fit_my_link.value_or(true)) return;
+  if (!o.fit_my_link.value_or(!o.outer.open_diloco)) return;
   run.fit_target_batch_size = !o.target_batch_size;
   run.fit_compression = !o.grad_compression && !run.agreed_grad_compression;
   if (o.fit_my_link && !run.fit_target_batch_size && !run.fit_compression)

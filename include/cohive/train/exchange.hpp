@@ -79,6 +79,8 @@ class Exchange {
   virtual bool makes_step() const { return false; }
   /// Tells whether a peer that misses a round, while others averaged, has to download their state.
   virtual bool needs_every_round() const { return makes_step(); }
+  /// Tells whether it takes place beside the epochs, too: Occasion::extra. Not what makes a step.
+  virtual bool takes_place_beside_epochs() const { return !makes_step(); }
   /// Tells whether what a round did not average is still there, and goes into the next one: its samples count there.
   virtual bool keeps_unaveraged() const { return false; }
   /// Tells whether a peer that gives nothing gets the parameters of the others by it.
@@ -127,6 +129,12 @@ class Exchange {
   };
   /// Lists these values: the same number, names and shapes at any time.
   virtual std::vector<Kept> kept() { return {}; }
+  /// Tells whether a peer of the run that has missed rounds lacks these values alone: it downloads them, and its model
+  /// stays.
+  virtual bool lacks_kept_alone() const { return false; }
+  /// Called before newer values of kept() are written, where the model stays; loaded() comes after. Nothing else uses
+  /// the model meanwhile.
+  virtual Task<void> renewing() { co_return; }
   /// Called before the state of another peer replaces the model, which may fail. Nothing else uses the model meanwhile.
   virtual Task<void> replacing() { co_return; }
   /// Called when the model was replaced, before the values of kept() are written, if the state has them. Nothing else

@@ -9,8 +9,10 @@
 ///   parameters = anchor                    and the next local steps begin
 ///
 /// A round is an epoch: target_batch_size samples of all trainers, so that a fast one makes more local steps than a
-/// slow one. Anchor, momentum and what is averaged are three copies of the parameters in host memory, and two more
-/// where the trainer goes on meanwhile; the first two are part of checkpoints, and newcomers download them.
+/// slow one; with fragments it averages one of them, and so many epochs are a round of the model
+/// (https://arxiv.org/abs/2501.18512). Anchor, momentum and what is averaged are three copies of the parameters in host
+/// memory, and two more where the trainer goes on meanwhile; the first two are part of checkpoints, and newcomers
+/// download them.
 #pragma once
 
 namespace cohive::train {
@@ -23,6 +25,10 @@ struct OuterOptimizer {
   /// Rounds after which anchors that differ are averaged themselves, the first one apart: a member that dies in a round
   /// leaves the others with anchors that differ in its part.
   int repair_every = 10;
+  /// Parts of the model, whole tensors, that are averaged in turn, one in each epoch: the link is used more evenly, for
+  /// as many bytes a value. A value is averaged once in so many epochs, so target_batch_size is to be as many times
+  /// smaller. 1 to the number of parameters; 64 at most.
+  int fragments = 1;
   /// Averages with trainers of OpenDiLoCo (https://github.com/PrimeIntellect-ai/OpenDiLoCo), which are Python
   /// hivemind's with an optimizer of their own: under its names, each trainer with the same weight, and the anchors
   /// after every round. All trainers of a run set it, or none. OpenDiLoCo's count the samples of a round by themselves:

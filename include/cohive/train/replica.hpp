@@ -95,7 +95,8 @@ class Replica {
   virtual Task<bool> finish_state(bool averaged) = 0;
 
   // ---- Parameters for an exchange that computes with them by itself: float32 values in host memory, one array for
-  // each of them. On any thread, which they take the time of a copy; in_use() is held meanwhile.
+  // each of them; those with an empty one are left out. On any thread, which they take the time of a copy; in_use() is
+  // held meanwhile.
 
   /// Tells whether the three functions below work.
   virtual bool copies_parameters() const { return false; }

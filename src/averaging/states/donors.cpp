@@ -77,7 +77,7 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
 /// where a relay carries less.
 Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSource& pieces,
                                        const PartialState& partial) {
-  const std::uint64_t missing = call.manifest.bytes - (call.root == partial.root() ? partial.bytes() : 0);
+  const std::uint64_t missing = partial.wanted_of(call.manifest) - (call.root == partial.root() ? partial.bytes() : 0);
   if (call.call->receive_quota() >= missing) co_return call;
   const PeerId donor = call.call->peer();
   call.call.reset();
@@ -97,8 +97,8 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
   else
     call = co_await call_donor(dht.host(), donor, setup.pieces.protocol, {}, setup.pieces.chunk_timeout,
                                setup.pieces.max_bytes);
-  if (!call && call.error() == transport::Errc::protocol_not_supported) {
-    partial = {};  // there is memory for one state
+  if (!call && call.error() == transport::Errc::protocol_not_supported && setup.last.empty()) {
+    partial = PartialState();  // there is memory for one state
     co_return co_await download_whole(dht, donor, setup, report);
   }
   if (call) call = co_await call_with_room(dht, std::move(*call), setup.pieces, partial);
@@ -108,8 +108,10 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
   if (!metadata) co_return metadata.error().with_peer(donor);
   if (!metadata->truthy()) co_return Error(Errc::no_donor, donor, "it did not send its state");
   if (call->root != partial.root()) report.contributed.clear();
+  if (!partial.has_room_for(call->manifest)) co_return Error(Errc::no_donor, donor, "it has other tensors than ours");
   partial.adopt(call->root, std::move(call->manifest));
-  report.progress = {partial.bytes(), partial.manifest().bytes, 0};
+  co_await partial.verify(dht.runtime());
+  report.progress = {partial.bytes(), partial.wanted_of(partial.manifest()), 0};
   const std::uint64_t resumed = partial.bytes();
   auto fetched = co_await fetch_pieces(dht.host(), std::move(*call), std::move(others), setup.pieces, partial, report);
   if (!fetched) co_return fetched.error();
@@ -178,7 +180,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
                                                    Deadline deadline) {
   Runtime& runtime = dht.runtime();
   Error last(Errc::no_donor);
-  PartialState partial;
+  PartialState partial(setup.last);
   const auto is_liar = [&](const PeerId& peer) {
     return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_banned(peer) ||
            std::ranges::find(setup.without, peer) != setup.without.end();

@@ -18,6 +18,7 @@ struct DownloadSetup {
   double min_priority;                           ///< of donors that are asked
   std::vector<PeerId> without;                   ///< not asked
   std::vector<std::pair<PeerId, double>> known;  ///< asked beside the declared ones, and their priorities
+  std::vector<codec::Tensor> last;               ///< see DownloadOptions
 };
 
 /// Lets the donors vote (donor_vote.hpp), and asks them in that order, else that of their priority; when all have

@@ -139,6 +139,43 @@ Task<void> PartialState::verify(Runtime& runtime) {
   }
 }
 
+bool PartialState::has_room_for(const Manifest& manifest) const {
+  if (manifest.tensors.size() < last_.size()) return false;
+  const auto first = manifest.tensors.end() - static_cast<std::ptrdiff_t>(last_.size());
+  return std::ranges::equal(std::ranges::subrange(first, manifest.tensors.end()), last_,
+                            [](const ManifestTensor& is, const codec::Tensor& own) {
+                              return is.dtype == own.dtype && is.shape == own.shape && is.bytes() == own.data.size();
+                            });
+}
+
+std::uint64_t PartialState::wanted_of(const Manifest& manifest) const {
+  if (last_.empty()) return manifest.bytes;
+  std::uint64_t bytes = 0;
+  for (const auto& own : last_) bytes += own.data.size();
+  return bytes;
+}
+
+void PartialState::leave_out_what_is_not_wanted() {
+  const std::size_t first = manifest_.tensors.size() - last_.size();
+  const std::size_t end = first < manifest_.tensors.size() ? manifest_.tensors[first].first_piece : have_.size();
+  for (std::size_t piece = 0; piece < end; ++piece) {
+    missing_ -= have_[piece] ? 0 : 1;
+    have_[piece] = true;
+  }
+}
+
+/// What this peer has is believed to be what is wanted, until it is hashed.
+void PartialState::try_own_values() {
+  const std::size_t first = manifest_.tensors.size() - last_.size();
+  for (std::size_t i = 0; i < last_.size(); ++i) {
+    const ManifestTensor& is = manifest_.tensors[first + i];
+    if (!memory_[first + i].empty() || !codec::info(is.codec).exact) continue;
+    memory_[first + i] = Slice::copy_of(last_[i].data);
+    const std::size_t end = i + 1 < last_.size() ? manifest_.tensors[first + i + 1].first_piece : have_.size();
+    for (std::size_t piece = is.first_piece; piece < end; ++piece) note(piece, true);
+  }
+}
+
 void PartialState::adopt(StateRoot root, Manifest manifest) {
   if (root == root_) return;
   std::vector<Slice> memory(manifest.tensors.size());
@@ -149,7 +186,8 @@ void PartialState::adopt(StateRoot root, Manifest manifest) {
   const auto old_memory = std::exchange(memory_, std::move(memory));
   const auto old_have = std::exchange(have_, std::move(have));
   root_ = std::move(root);
-  for (std::size_t t = 0; t < std::min(old.tensors.size(), manifest_.tensors.size()); ++t) {
+  const std::size_t first = last_.empty() ? 0 : manifest_.tensors.size() - last_.size();
+  for (std::size_t t = first; t < std::min(old.tensors.size(), manifest_.tensors.size()); ++t) {
     const ManifestTensor &was = old.tensors[t], &is = manifest_.tensors[t];
     if (was.dtype != is.dtype || was.shape != is.shape || was.codec != is.codec) continue;
     memory_[t] = old_memory[t];
@@ -158,6 +196,9 @@ void PartialState::adopt(StateRoot root, Manifest manifest) {
       if (old_have[was.first_piece + i] && old.hashes[was.first_piece + i] == manifest_.hashes[is.first_piece + i])
         note(is.first_piece + i);
   }
+  if (last_.empty()) return;
+  leave_out_what_is_not_wanted();
+  try_own_values();
 }
 
 Result<Slice> PartialState::memory_of(std::size_t piece) {
@@ -185,7 +226,7 @@ std::vector<codec::Tensor> PartialState::take() {
     auto& is = manifest_.tensors[t];
     tensors.push_back({is.dtype, std::move(is.shape), is.requires_grad, std::move(memory_[t])});
   }
-  *this = {};
+  *this = PartialState();
   return tensors;
 }
 

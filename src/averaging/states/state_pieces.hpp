@@ -83,10 +83,18 @@ Task<Result<StateComparison>> compare_with(p2p::Host& host, PeerId peer, std::st
 /// What has arrived of a state, by content.
 class PartialState {
  public:
+  /// \param last  see DownloadOptions
+  explicit PartialState(std::vector<codec::Tensor> last = {}) : last_(std::move(last)) {}
+
+  /// Tells whether a state has the tensors that are wanted of it.
+  bool has_room_for(const Manifest& manifest) const;
+  /// Returns the bytes of those tensors.
+  std::uint64_t wanted_of(const Manifest& manifest) const;
   /// Hashes the pieces that were taken on trust, off the loop; pieces that are not what the manifest says are missing
   /// again.
   Task<void> verify(Runtime& runtime);
-  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay. To be verified before.
+  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay. To be verified before, and,
+  /// where this peer has tensors of it, after.
   void adopt(StateRoot root, Manifest manifest);
 
   const StateRoot& root() const noexcept { return root_; }
@@ -102,6 +110,10 @@ class PartialState {
   std::vector<codec::Tensor> take();
 
  private:
+  void leave_out_what_is_not_wanted();
+  void try_own_values();
+
+  std::vector<codec::Tensor> last_;
   StateRoot root_;
   Manifest manifest_;
   std::vector<Slice> memory_;  // of each tensor

@@ -152,9 +152,14 @@ Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
   Impl& self = *impl_;
   const PieceSource pieces{self.base + "rpc_download_pieces", kChunkTimeout, options.max_bytes, options.max_donors,
                            std::move(options.alike)};
-  const DownloadSetup setup{
-      self.declared_under,        self.base + "rpc_download_state", pieces, options.max_priority, options.min_priority,
-      std::move(options.without), std::move(options.known)};
+  const DownloadSetup setup{self.declared_under,
+                            self.base + "rpc_download_state",
+                            pieces,
+                            options.max_priority,
+                            options.min_priority,
+                            std::move(options.without),
+                            std::move(options.known),
+                            std::move(options.last)};
   DownloadReport report;
   report.on_progress = [&self, &options](const DownloadProgress& progress) {
     self.show(progress);

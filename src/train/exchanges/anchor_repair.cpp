@@ -14,19 +14,22 @@ void copy(const std::vector<std::vector<float>>& from, std::vector<std::vector<f
 }
 
 /// All members are to hold the same bits afterwards.
-averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterOptimizer& optimizer) {
+averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterOptimizer& optimizer,
+                                         const std::string& name) {
   auto how = optimizer.open_diloco ? averager_options(options, "_state_averager", "DiLoCoStateAverager")
-                                   : averager_options(options, "_anchors", "AnchorAverager");
+                                   : averager_options(options, "_" + name, "AnchorAverager");
   how.one_average = true;
   return how;
 }
 
 /// The anchors, and behind them their momentum, if there is any.
-std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const OuterOptimizer& optimizer) {
-  auto infos = replica.gradient_infos();
-  if (optimizer.open_diloco) return {replica.state_infos().begin(), replica.state_infos().begin() + std::ssize(infos)};
-  if (optimizer.momentum > 0)
-    for (const auto& info : replica.gradient_infos()) infos.push_back(info);
+std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const Fragment& fragment,
+                                                  const OuterOptimizer& optimizer) {
+  const auto anchors = fragment.infos(replica.gradient_infos());
+  if (optimizer.open_diloco)
+    return {replica.state_infos().begin(), replica.state_infos().begin() + std::ssize(anchors)};
+  auto infos = anchors;
+  if (optimizer.momentum > 0) infos.insert(infos.end(), anchors.begin(), anchors.end());
   return infos;
 }
 
@@ -42,20 +45,25 @@ std::optional<std::uint64_t> middle_of_steps(const averaging::RoundReport& round
 class AnchorRepair final : public Exchange {
  public:
   AnchorRepair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory, const OuterOptimizer& optimizer)
-      : runtime_(context.dht.runtime()),
+      : name_(memory->fragment.name("anchors")),
+        runtime_(context.dht.runtime()),
         every_(static_cast<std::uint64_t>(optimizer.repair_every)),
         open_diloco_(optimizer.open_diloco),
         options_(context.options),
-        infos_(what_to_repair(context.replica, optimizer)),
-        averager_(context.dht, infos_, how_to_repair(context.options, optimizer)),
+        infos_(what_to_repair(context.replica, memory->fragment, optimizer)),
+        averager_(context.dht, infos_, how_to_repair(options_, optimizer, name_)),
         memory_(std::move(memory)) {}
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
   /// Those who begin a run together may begin at different parameters.
   bool due(std::uint64_t epoch) const override {
-    return open_diloco_ || epoch == 1 || (epoch % every_ == 0 && memory_->differs);
+    const Fragment& fragment = memory_->fragment;
+    const bool is_time = fragment.due(epoch) && epoch / fragment.count % every_ == 0;
+    return open_diloco_ || epoch == 1 || (is_time && memory_->differs);
   }
+  bool takes_place_beside_epochs() const override { return false; }
+  bool lacks_kept_alone() const override { return true; }
   msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {
     return goes_on(options_, moment) ? Release::offered : Release::done;
@@ -87,7 +95,7 @@ class AnchorRepair final : public Exchange {
   }
 
  private:
-  const std::string name_ = "anchors";
+  const std::string name_;
   Runtime& runtime_;
   const std::uint64_t every_;
   const bool open_diloco_;

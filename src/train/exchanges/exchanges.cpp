@@ -41,10 +41,12 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
 std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context, std::shared_ptr<LinkFit> fit) {
   std::vector<std::unique_ptr<Exchange>> exchanges;
   if (const auto& outer = context.options.outer_optimizer) {
-    auto step = std::make_unique<OuterStep>(context, *outer, std::move(fit));
-    auto repair = anchor_repair(context, step->memory(), *outer);
-    exchanges.push_back(std::move(step));
-    exchanges.push_back(std::move(repair));
+    for (auto& fragment : fragments_of(context.replica.gradient_infos(), static_cast<std::size_t>(outer->fragments))) {
+      auto step = std::make_unique<OuterStep>(context, *outer, std::move(fragment), fit);
+      auto repair = anchor_repair(context, step->memory(), *outer);
+      exchanges.push_back(std::move(step));
+      exchanges.push_back(std::move(repair));
+    }
     return exchanges;
   }
   std::vector<ExchangeFactory> factories;

@@ -22,9 +22,9 @@ constexpr auto kNone = std::numeric_limits<std::uint64_t>::max();  // no epoch
 constexpr double kParts = 1e6;                                     // in which settings are told apart
 
 /// Trainers with other settings would come to other anchors, so they look for groups elsewhere.
-std::string suffix_of(const OuterOptimizer& optimizer) {
-  return log::format("_outer_step_{}_{}{}", std::llround(optimizer.lr * kParts),
-                     std::llround(optimizer.momentum * kParts), optimizer.nesterov ? "n" : "");
+std::string suffix_of(const OuterOptimizer& optimizer, const Fragment& fragment) {
+  return fragment.name(log::format("_outer_step_{}_{}{}", std::llround(optimizer.lr * kParts),
+                                   std::llround(optimizer.momentum * kParts), optimizer.nesterov ? "n" : ""));
 }
 
 /// SparseLoCo's, of what differences still owe one round later.
@@ -44,9 +44,10 @@ codec::Compression agreed_compression(const RunOptions& options) {
   return fixed ? codec::Compression::size_adaptive(kSmallTensor, codec::Codec::none, agreed) : agreed;
 }
 
-averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer) {
+averaging::AveragerOptions how_to_average(const RunOptions& options, const OuterOptimizer& optimizer,
+                                          const Fragment& fragment) {
   auto how = optimizer.open_diloco ? averager_options(options, "_grad_averager", "DiLoCoGradAverager")
-                                   : averager_options(options, suffix_of(optimizer), "OuterStepAverager");
+                                   : averager_options(options, suffix_of(optimizer, fragment), "OuterStepAverager");
   how.codec = options.grad_compression;
   if (options.fit_compression || options.agreed_grad_compression) how.agreed_codec = agreed_compression(options);
   how.one_average = true;
@@ -86,10 +87,6 @@ void subtract(std::span<float> from, std::span<const float> values) {
 }
 void add(std::span<float> to, std::span<const float> values) {
   std::ranges::transform(to, values, to.begin(), std::plus());
-}
-
-std::vector<std::span<float>> views(std::vector<std::vector<float>>& values) {
-  return {values.begin(), values.end()};
 }
 
 /// The step from an anchor by the mean difference.
@@ -141,23 +138,29 @@ std::uint64_t checksum_of(const std::vector<std::vector<float>>& values) {
   return sum == 0 ? 1 : sum;
 }
 
-OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, std::shared_ptr<LinkFit> fit)
-    : replica_(context.replica),
+OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, Fragment fragment,
+                     std::shared_ptr<LinkFit> fit)
+    : name_(fragment.name("outer_step")),
+      replica_(context.replica),
       runtime_(context.dht.runtime()),
       options_(context.options),
       optimizer_(optimizer),
-      averager_(context.dht, context.replica.gradient_infos(), how_to_average(context.options, optimizer)),
-      memory_(std::make_shared<OuterMemory>()),
+      memory_(std::make_shared<OuterMemory>(std::move(fragment))),
+      infos_(memory_->fragment.infos(replica_.gradient_infos())),
+      averager_(context.dht, infos_, how_to_average(options_, optimizer_, memory_->fragment)),
       fit_(std::move(fit)) {
   forget_what_is_owed();
   if (!replica_.copies_parameters())
     throw std::invalid_argument("cohive: outer_optimizer needs parameters in host memory, or a model of LibTorch");
-  for (const auto& info : replica_.gradient_infos()) {
+  double of_model = 0;
+  for (const auto& info : replica_.gradient_infos()) of_model += static_cast<double>(info.elements());
+  for (const auto& info : infos_) {
     values_ += static_cast<double>(info.elements());
     for (auto* values : {&memory_->anchor, &memory_->momentum, &memory_->difference})
       values->emplace_back(info.elements());
   }
-  replica_.read_parameters(views(memory_->anchor));
+  if (of_model > 0) share_ = values_ / of_model;
+  replica_.read_parameters(memory_->in_model(memory_->anchor));
 }
 
 // ---- A round
@@ -177,14 +180,15 @@ bool OuterStep::uses_agreed_codecs(const std::vector<averaging::Member>& members
 
 Task<void> OuterStep::prepare(const Moment& moment) {
   began_ = runtime_.now();
-  if (moment.occasion == Occasion::epoch_end) whole_ = std::exchange(trained_from_, moment.epoch) + 1 == moment.epoch;
+  if (moment.occasion == Occasion::epoch_end)
+    whole_ = std::exchange(trained_from_, moment.epoch) + memory_->fragment.count == moment.epoch;
   co_return;
 }
 
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   co_await runtime_.offload(
       [&replica = replica_, memory = memory_, keeps_own = is_delayed(moment), used = replica_.in_use()] {
-        replica.read_parameters(views(memory->difference));
+        replica.read_parameters(memory->in_model(memory->difference));
         memory->failed.clear();
         for (std::size_t i = 0; i < memory->anchor.size(); ++i)
           std::ranges::transform(memory->anchor[i], memory->difference[i], memory->difference[i].begin(), std::minus());
@@ -206,9 +210,7 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   const double weight = moment.occasion == Occasion::epoch_end ? (optimizer_.open_diloco ? 1 : moment.samples)
                         : moment.occasion == Occasion::extra   ? 1
                                                                : 0;
-  co_return Offer{
-      std::make_shared<averaging::HostParts>(runtime_, replica_.gradient_infos(), std::move(values), std::move(how)),
-      weight};
+  co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values), std::move(how)), weight};
 }
 
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
@@ -227,10 +229,10 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   co_await runtime_.offload([&replica = replica_, memory = memory_, sgd, delayed, used = replica_.in_use()] {
     if (delayed) {
       step_beside(*memory, sgd);
-      replica.change_parameters(views(memory->own));
+      replica.change_parameters(memory->in_model(memory->own));
     } else {
       step_to_difference(*memory, sgd);
-      replica.write_parameters(views(memory->difference));
+      replica.write_parameters(memory->in_model(memory->difference));
     }
     memory->checksum = checksum_of(memory->anchor);
   });
@@ -263,6 +265,7 @@ void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundRepo
   for (const auto& member : round.exchanged) last_arrival = std::max(last_arrival, member.arrival.value_or(0s));
   fit_->round_ended({.members = round.group.size(),
                      .values = values_,
+                     .share = share_,
                      .steps = moment.batches,
                      .computing = moment.seconds,
                      .whole = whole_,
@@ -274,6 +277,7 @@ void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundRepo
 }
 
 void OuterStep::warn_of_short_rounds(std::uint64_t batches) {
+  batches *= memory_->fragment.count;
   if (batches > kFewSteps || optimizer_.momentum <= kMuchMomentum || std::exchange(warned_, true)) return;
   log::warn("train",
             "a round of {} local steps is short for an outer momentum of {}: with {} or less, or with a larger "
@@ -282,10 +286,9 @@ void OuterStep::warn_of_short_rounds(std::uint64_t batches) {
 }
 
 void OuterStep::forget_what_is_owed() {
-  const auto& infos = replica_.gradient_infos();
   const bool sparse = is_sparse(options_);
-  residuals_ = averaging::make_residuals(infos, sparse ? kSparseKept : 1);
-  if (sparse) answers_ = std::make_shared<averaging::AnswerResiduals>(infos);
+  residuals_ = averaging::make_residuals(infos_, sparse ? kSparseKept : 1);
+  if (sparse) answers_ = std::make_shared<averaging::AnswerResiduals>(infos_);
 }
 
 // ---- The state
@@ -293,9 +296,9 @@ void OuterStep::forget_what_is_owed() {
 std::vector<Exchange::Kept> OuterStep::kept() {
   std::vector<Kept> kept;
   kept.push_back({"steps", {1}, std::span(&memory_->steps, 1), memory_});
-  if (fit_) kept.push_back({"rounds", {1}, fit_->kept(), fit_});
+  if (fit_ && memory_->fragment.index == 0) kept.push_back({"rounds", {1}, fit_->kept(), fit_});
   for (std::size_t i = 0; i < memory_->anchor.size(); ++i) {
-    const auto& shape = replica_.gradient_infos()[i].shape;
+    const auto& shape = infos_[i].shape;
     kept.push_back({"anchor." + std::to_string(i), shape, memory_->anchor[i], memory_});
     kept.push_back({"momentum." + std::to_string(i), shape, memory_->momentum[i], memory_});
   }
@@ -304,16 +307,26 @@ std::vector<Exchange::Kept> OuterStep::kept() {
 
 /// What this peer has come to since the round before it missed one goes on from the anchor of the others.
 Task<void> OuterStep::replacing() {
-  const bool goes_on = !memory_->own.empty();
-  carries_ = averaged_ && (goes_on || !counted_);
-  if (!carries_) co_return;
-  co_await runtime_.offload([&replica = replica_, memory = memory_, counted = counted_, used = replica_.in_use()] {
-    replica.read_parameters(views(memory->difference));
-    for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
-      subtract(memory->difference[i], memory->anchor[i]);
-      if (counted) add(memory->difference[i], memory->own[i]);
-    }
-  });
+  if (averaged_) co_await renewing();
+}
+
+/// What a round has counted, though this peer is not where it led, is in the anchor of the others.
+Task<void> OuterStep::renewing() {
+  carries_ = true;
+  trained_from_ = kNone;
+  memory_->checksum = 0;
+  co_await runtime_.offload(
+      [&replica = replica_, memory = memory_, counted = std::exchange(counted_, false), used = replica_.in_use()] {
+        if (counted && memory->own.empty()) {
+          for (auto& values : memory->difference) std::ranges::fill(values, 0.0f);
+          return;
+        }
+        replica.read_parameters(memory->in_model(memory->difference));
+        for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
+          subtract(memory->difference[i], memory->anchor[i]);
+          if (counted) add(memory->difference[i], memory->own[i]);
+        }
+      });
 }
 
 Task<void> OuterStep::reset() {
@@ -323,7 +336,7 @@ Task<void> OuterStep::reset() {
   memory_->checksum = 0;
   forget_what_is_owed();
   co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
-    replica.read_parameters(views(memory->anchor));
+    replica.read_parameters(memory->in_model(memory->anchor));
     for (auto& momentum : memory->momentum) std::ranges::fill(momentum, 0.0f);
   });
 }
@@ -333,7 +346,7 @@ Task<void> OuterStep::loaded() {
   averaged_ = true;
   co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
     for (std::size_t i = 0; i < memory->anchor.size(); ++i) add(memory->difference[i], memory->anchor[i]);
-    replica.write_parameters(views(memory->difference));
+    replica.write_parameters(memory->in_model(memory->difference));
   });
 }
 

@@ -11,12 +11,20 @@
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/train/exchange.hpp"
 #include "cohive/train/run_options.hpp"
+#include "fragment.hpp"
 #include "train/link_fit.hpp"
 
 namespace cohive::train {
 
-/// Outer steps keep this from round to round: one vector for each parameter.
+/// Outer steps keep this from round to round: one vector for each parameter of the fragment.
 struct OuterMemory {
+  explicit OuterMemory(Fragment of) : fragment(std::move(of)) {}
+  /// Returns some of the values below as a Replica takes them.
+  std::vector<std::span<float>> in_model(std::vector<std::vector<float>>& values) const {
+    return fragment.in_model(values);
+  }
+
+  const Fragment fragment;
   std::vector<std::vector<float>> anchor, momentum;
   std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
   std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round; else empty
@@ -45,17 +53,18 @@ inline bool goes_on(const RunOptions& options, const Moment& moment) {
   return options.delay_state_averaging && moment.occasion == Occasion::epoch_end;
 }
 
-/// Averages how far the trainers have come, and steps. With delay_state_averaging the trainer goes on meanwhile, and
-/// what it makes of its parameters in that time is added to the result.
+/// Averages how far the trainers have come in a fragment of the model, and steps there. With delay_state_averaging the
+/// trainer goes on meanwhile, and what it makes of its parameters in that time is added to the result.
 class OuterStep final : public Exchange {
  public:
   /// Throws std::invalid_argument with a sentence for a model whose parameters it cannot copy.
   /// \param fit  hears of its rounds, and says how the next ones are; null: nobody does
-  OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, std::shared_ptr<LinkFit> fit = nullptr);
+  OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, Fragment fragment,
+            std::shared_ptr<LinkFit> fit = nullptr);
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
-  bool due(std::uint64_t) const override { return true; }
+  bool due(std::uint64_t epoch) const override { return memory_->fragment.due(epoch); }
   bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
   bool keeps_unaveraged() const override { return averaged_; }
   msgpack::Value greeting(std::uint64_t) const override;
@@ -66,6 +75,8 @@ class OuterStep final : public Exchange {
   Task<Offer> offer(const Moment& moment) override;
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
   std::vector<Kept> kept() override;
+  bool lacks_kept_alone() const override { return true; }
+  Task<void> renewing() override;
   Task<void> replacing() override;
   Task<void> reset() override;
   Task<void> loaded() override;
@@ -81,23 +92,25 @@ class OuterStep final : public Exchange {
   void warn_of_short_rounds(std::uint64_t batches);
   void forget_what_is_owed();
 
-  const std::string name_ = "outer_step";
+  const std::string name_;
   Replica& replica_;
   Runtime& runtime_;
   const RunOptions& options_;
   const OuterOptimizer optimizer_;
+  const std::shared_ptr<OuterMemory> memory_;
+  const std::vector<averaging::TensorInfo> infos_;  // of the fragment
   averaging::Averager averager_;
-  std::shared_ptr<OuterMemory> memory_;
   averaging::ResidualsPtr residuals_;
   averaging::AnswerResidualsPtr answers_;  // null: answers are not in sparse2
   const std::shared_ptr<LinkFit> fit_;
-  double values_ = 0;               // of the model
+  double values_ = 0;               // of the fragment
+  double share_ = 1;                // of the model's values
   TimePoint began_{};               // the exchange that goes on
   std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
-  bool whole_ = false;              // this peer has trained in all of the epoch that ends
+  bool whole_ = false;              // this peer has trained in all epochs since then
   bool averaged_ = false;           // the anchor is one that others have had, too
   bool counted_ = false;            // the last offer was averaged, though this peer does not hold what came of it
-  bool carries_ = false;            // from replacing() to loaded(): `difference` has what this peer has come to
+  bool carries_ = false;            // until loaded(): `difference` has what this peer has come to
   bool warned_ = false;
 };
 

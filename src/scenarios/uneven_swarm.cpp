@@ -12,8 +12,8 @@
 #include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
-#include "cohive/p2p/metrics.hpp"
 #include "cohive/testing/cheap_keys.hpp"
+#include "cohive/testing/offences.hpp"
 #include "cohive/testing/swarm.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/run.hpp"
@@ -84,8 +84,7 @@ class UnevenSwarm {
     wake_all();
     pass_rounds(what_.fault_every > 0s ? kQuietRounds : 1);
     report_.equal_anchors = equal_anchors();
-    const p2p::HostMetrics metrics(net_.runtime().metrics());
-    for (const auto& reason : metrics.offences) report_.offences += reason.value();
+    report_.offences = offences(net_.runtime());
     return report_;
   }
 

@@ -332,13 +332,18 @@ Task<Result<std::uint64_t>> CatchingUp::replace_model(averaging::DownloadedState
   const auto loaded = co_await run_.replica.load(std::move(state), run_.model.epoch());
   if (!loaded) co_return loaded;
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().reset();
-  const bool has_kept = !values.empty();
-  co_await run_.kept.write(run_.runtime, std::move(values));
-  if (run_.fit && has_kept) run_.fit->restored();
+  co_await write_kept(std::move(values));
   if (source == Source::peer)
     for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().loaded();
   run_.model.set_epoch(*loaded);
   co_return loaded;
+}
+
+/// What the exchanges keep becomes that of another state, if it has any.
+Task<void> CatchingUp::write_kept(std::vector<codec::Tensor> values) {
+  if (values.empty()) co_return;
+  co_await run_.kept.write(run_.runtime, std::move(values));
+  if (run_.fit) run_.fit->restored();
 }
 
 /// The model stays, with all that this peer has come to.
@@ -348,8 +353,7 @@ Task<Result<std::uint64_t>> CatchingUp::renew_kept(const averaging::DownloadedSt
   const auto epoch = epoch_to_load(state, run_.model.epoch());
   if (!epoch) co_return epoch;
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().renewing();
-  co_await run_.kept.write(run_.runtime, std::move(values));
-  if (run_.fit) run_.fit->restored();
+  co_await write_kept(std::move(values));
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().loaded();
   run_.model.set_epoch(*epoch);
   co_return epoch;

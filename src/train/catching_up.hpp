@@ -84,6 +84,7 @@ class CatchingUp {
   bool lacks_kept_alone() const;
   Task<Result<averaging::DownloadedState>> download(std::uint64_t least_epoch = 0,
                                                     std::vector<codec::Tensor> last = {});
+  Task<void> write_kept(std::vector<codec::Tensor> values);
   Task<Result<std::uint64_t>> renew_kept(const averaging::DownloadedState& state, std::vector<codec::Tensor> values);
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<bool> follow_this_round();

@@ -16,7 +16,7 @@ from hivemind.averaging.averager import DecentralizedAverager  # noqa: E402
 from hivemind.dht import DHT  # noqa: E402
 from hivemind.optim.progress_tracker import ProgressTracker  # noqa: E402
 from hivemind.optim.state_averager import TrainingStateAverager  # noqa: E402
-from test_training import PATIENCE, Program  # noqa: E402
+from test_training import CohiveTrainer  # noqa: E402
 
 RUN, BATCH, LOCAL_STEPS, PAUSE = "diloco", 8, 60, 0.05
 MATCHMAKING, TIMEOUT = 2.0, 30.0
@@ -86,26 +86,13 @@ class DiLoCoTrainer:
             one.shutdown()
 
 
-class CohiveTrainer(Program):
-    def __init__(self, path, gradient, samples):
-        super().__init__(path, f"--run-id={RUN}", f"--gradient={gradient}", f"--batch-size={BATCH}",
-                         f"--target-batch-size={samples}", f"--matchmaking-time={MATCHMAKING}")
-
-    def begin(self):
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def close(self):
-        self._process.stdin.close()
-        assert self._process.wait(PATIENCE) == 0
-
-
 def test_outer_steps_are_the_same_in_both(program):
     """Gradients 1 and 3: a step is that of the mean of both differences, of however many local steps each is."""
-    cohive = CohiveTrainer(program("cohive-interop-diloco"), 1.0, 2 * BATCH * LOCAL_STEPS)
+    cohive = CohiveTrainer(program("cohive-interop-diloco"), 1.0, run_id=RUN, batch_size=BATCH,
+                           target_batch_size=2 * BATCH * LOCAL_STEPS, matchmaking_time=MATCHMAKING)
     python = None
     try:
-        python = DiLoCoTrainer(cohive.ready["initial_peers"], 3.0)
+        python = DiLoCoTrainer(cohive.initial_peers, 3.0)
         cohive.begin()
         anchor, momentum, together = [0.0] * 8, [0.0] * 8, 0
         while together < EPOCHS:

@@ -1,30 +1,17 @@
-// Runs of local steps with an outer optimizer, and exchanges of the caller's.
-#include "train/exchanges/outer_step.hpp"
-
-#include <gtest/gtest.h>
+// Runs of local steps with an outer optimizer.
+#include "outer_steps.hpp"
 
 #include <array>
 #include <map>
 
 #include "checkpoint/temporary_folder.hpp"
 #include "cohive/core/combine.hpp"
-#include "cohive/dht/dht.hpp"
-#include "cohive/testing/cheap_keys.hpp"
-#include "cohive/testing/swarm.hpp"
 #include "cohive/testing/train_scenario.hpp"
-#include "cohive/train/plain_replica.hpp"
-#include "cohive/train/power_sgd_averager.hpp"
-#include "cohive/train/run.hpp"
 
 namespace cohive::train {
 namespace {
 
 using checkpoint::TemporaryFolder;
-using Values = std::vector<float>;
-
-Fragment whole_model(const ExchangeContext& context) {
-  return fragments_of(context.replica.gradient_infos(), 1).front();
-}
 
 sim::TrainScenario outer_steps() {
   auto scenario = sim::small_training();
@@ -111,107 +98,6 @@ TEST(OuterStep, SmallTensorsTravelAsTheyAreBesideSparseOnes) {
   EXPECT_NEAR(reports[1].last_loss, reports[0].last_loss, 0.05 * reports[0].first_loss) << "nothing of it is left out";
   EXPECT_LT(reports[1].bytes_per_peer_second, reports[0].bytes_per_peer_second / 2) << "with downloads of the state";
 }
-
-/// Trainers whose local steps go to a place of their own: number n adds to its parameters.
-class OuterSteps : public ::testing::Test {
- protected:
-  struct Trainer {
-    std::size_t number = 0;
-    Duration pause = 500ms;  // what a batch takes
-    std::unique_ptr<Dht> dht;
-    std::unique_ptr<PlainReplica> replica;
-    OuterStep* outer = nullptr;
-    std::unique_ptr<train::Run> run;
-    std::unique_ptr<TaskGroup> tasks;
-    Values before;          ///< parameters before the last outer step
-    std::size_t steps = 0;  ///< outer ones, with others
-    double samples = 0;
-    const std::vector<Values>& anchor() const { return outer->memory()->anchor; }
-    const std::vector<Values>& momentum() const { return outer->memory()->momentum; }
-    Values parameters() const { return {replica->parameter(0).begin(), replica->parameter(0).end()}; }
-  };
-
-  OuterSteps() {
-    options_.run_id = "outer";
-    options_.target_batch_size = 48;
-    options_.matchmaking_time = 2s;
-    options_.averaging_timeout = 20s;
-    options_.use_local_updates = true;
-    options_.delay_state_averaging = false;
-    options_.checkpoints.every = 0s;
-    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
-    EXPECT_TRUE(net_.run(nodes_.back()->start({})));
-  }
-  ~OuterSteps() override {
-    for (auto& trainer : trainers_) end(*trainer);
-    nodes_.clear();
-  }
-
-  Trainer& make(ExchangeFactory factory = nullptr) {
-    auto trainer = std::make_unique<Trainer>();
-    trainer->number = trainers_.size();
-    trainer->dht = std::make_unique<Dht>(net_.add_host());
-    EXPECT_TRUE(net_.run(trainer->dht->start({net_.host(0).visible_addresses().front()})));
-    trainer->replica = std::make_unique<PlainReplica>(net_.runtime(), shapes_, optim::SgdOptions{.lr = 0.01});
-    auto options = options_;
-    const auto with_outer_step = [&made_for = *trainer](const ExchangeContext& context) {
-      auto made = std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context));
-      made_for.outer = made.get();
-      return made;
-    };
-    if (!options.outer_optimizer)
-      options.parameter_exchange = factory ? std::move(factory) : ExchangeFactory(with_outer_step);
-    trainer->run = std::make_unique<train::Run>(
-        *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(1 + trainer->number)),
-        *trainer->replica, options);
-    trainers_.push_back(std::move(trainer));
-    return *trainers_.back();
-  }
-  Trainer& add() {
-    auto& trainer = make();
-    trainer.run->start();
-    trainer.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");
-    trainer.tasks->spawn(train(net_.runtime(), trainer), "trainer");
-    return trainer;
-  }
-  void end(Trainer& trainer) {
-    trainer.tasks.reset();
-    trainer.run.reset();
-    trainer.replica.reset();
-    trainer.dht.reset();
-  }
-  template <class F>
-  bool wait_for(Duration limit, F condition) {
-    for (Duration passed = 0s; passed < limit && !condition(); passed += 100ms) net_.runtime().run_for(100ms);
-    return condition();
-  }
-  static Task<void> train(Runtime& runtime, Trainer& me) {
-    (void)co_await me.run->catch_up();
-    for (;;) {
-      co_await runtime.sleep_for(me.pause);
-      Values gradient(4, -1.0f);
-      gradient[me.number % 4] = -5;
-      const std::vector<std::span<const float>> gradients(me.replica->gradient_infos().size(), gradient);
-      me.replica->step_locally(gradients);
-      me.samples += 8;
-      const Values before = me.parameters();
-      const auto report = co_await me.run->step(8);
-      if (report.state_group < 2) continue;
-      me.before = before;
-      ++me.steps;
-    }
-  }
-  void expect_same_state(const Trainer& one, const Trainer& other) {
-    EXPECT_EQ(one.anchor(), other.anchor());
-    EXPECT_EQ(one.momentum(), other.momentum());
-  }
-
-  sim::Swarm net_{sim::SwarmOptions{.seed = 1}};
-  RunOptions options_;
-  std::vector<codec::Shape> shapes_{{4}};
-  std::vector<std::unique_ptr<Dht>> nodes_;
-  std::vector<std::unique_ptr<Trainer>> trainers_;
-};
 
 TEST_F(OuterSteps, StepFromTheAnchorAsPyTorchsSgd) {
   auto& one = add();
@@ -452,166 +338,6 @@ TEST_F(OuterStepsInFragments, TrainersThatStopTogetherEndWithTheSameParameters) 
   EXPECT_EQ(net_.run(when_all(net_.runtime(), std::move(last))), (std::vector<std::size_t>{2, 2}));
   for (std::size_t tensor = 0; tensor < 3; ++tensor)
     EXPECT_TRUE(std::ranges::equal(one.replica->parameter(tensor), two.replica->parameter(tensor))) << tensor;
-}
-
-/// What the constructor of a run says to options.
-class RefusedExchanges : public OuterSteps {
- protected:
-  std::string refusal(const RunOptions& options) {
-    Dht dht(net_.add_host());
-    PlainReplica replica(net_.runtime(), {{4}}, optim::SgdOptions{});
-    try {
-      train::Run(dht, std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(9)), replica, options);
-    } catch (const std::invalid_argument& error) {
-      return error.what();
-    }
-    return "";
-  }
-  static bool contains(const std::string& text, const char* part) { return text.find(part) != text.npos; }
-};
-
-TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
-  options_.outer_optimizer.emplace();
-  EXPECT_EQ(refusal(options_), "");
-  options_.outer_optimizer->lr = std::numeric_limits<double>::quiet_NaN();
-  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.lr must be"));
-  options_.outer_optimizer = OuterOptimizer{.momentum = 1};
-  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.momentum must be"));
-  options_.outer_optimizer = OuterOptimizer{.repair_every = 0};
-  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.repair_every must be"));
-  options_.outer_optimizer = OuterOptimizer{.open_diloco = true};
-  options_.fit_target_batch_size = true;
-  EXPECT_TRUE(contains(refusal(options_), "OpenDiLoCo's trainers agree on nothing"));
-  options_.fit_target_batch_size = false;
-  EXPECT_EQ(refusal(options_), "");
-  options_.outer_optimizer = OuterOptimizer{.fragments = 2, .open_diloco = true};
-  EXPECT_TRUE(contains(refusal(options_), "leave outer_optimizer.fragments out"));
-  options_.outer_optimizer = OuterOptimizer{.fragments = 0};
-  EXPECT_TRUE(contains(refusal(options_), "outer_optimizer.fragments must be from 1 to 64"));
-  options_.outer_optimizer = OuterOptimizer{.fragments = 2};
-  EXPECT_TRUE(contains(refusal(options_), "fragments is 2, and the model has 1 parameters"));
-  options_.outer_optimizer = OuterOptimizer();
-  options_.grad_averager_factory = power_sgd_averager({});
-  EXPECT_TRUE(contains(refusal(options_), "leave grad_averager_factory out"));
-  options_.grad_averager_factory = nullptr;
-  options_.average_state_every = 2;
-  EXPECT_TRUE(contains(refusal(options_), "leave average_state_every out"));
-  options_.average_state_every = 1;
-  options_.use_local_updates = false;
-  EXPECT_TRUE(contains(refusal(options_), "set use_local_updates"));
-  options_.use_local_updates = true;
-  const ExchangeFactory factory = [](const ExchangeContext& context) {
-    return std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context));
-  };
-  options_.parameter_exchange = factory;
-  EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange out"));
-  options_.outer_optimizer.reset();
-  options_.parameter_exchange = [](const ExchangeContext&) { return nullptr; };
-  EXPECT_TRUE(contains(refusal(options_), "parameter_exchange has made no exchange"));
-  options_.parameter_exchange = factory;
-  options_.use_local_updates = false;
-  options_.auxiliary = true;
-  EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange or auxiliary out"));
-}
-
-// ---- Exchanges that fail
-
-/// Averages the parameters of a model by itself, and throws where a test says so.
-class FailingExchange final : public Exchange {
- public:
-  enum class Where { nowhere, hold, prepare, offer, take };
-
-  FailingExchange(const ExchangeContext& context, const Where& where)
-      : replica_(context.replica),
-        where_(where),
-        averager_(context.dht, context.replica.state_infos(),
-                  averager_options(context.options, "_state_averager", "TrainingStateAverager")) {}
-  const std::string& name() const override { return name_; }
-  averaging::Averager& averager() override { return averager_; }
-  bool due(std::uint64_t) const override { return true; }
-  Task<void> hold() override {
-    fail(Where::hold);
-    co_return;
-  }
-  Task<void> prepare(const Moment&) override {
-    fail(Where::prepare);
-    co_return;
-  }
-  Task<Offer> offer(const Moment&) override {
-    fail(Where::offer);
-    co_return Offer{co_await replica_.state_parts({})};
-  }
-  Task<Effect> take(const Moment&, const averaging::RoundReport* round) override {
-    (void)co_await replica_.finish_state(round != nullptr);
-    fail(Where::take);
-    co_return Effect::none;
-  }
-
- private:
-  void fail(Where here) const {
-    if (here == where_) throw std::runtime_error("this exchange has failed");
-  }
-  const std::string name_ = "failing";
-  Replica& replica_;
-  const Where& where_;
-  averaging::Averager averager_;
-};
-
-class FailingExchanges : public OuterSteps {
- protected:
-  /// Counts the calls that have thrown, and trains on.
-  static Task<void> train_on(Runtime& runtime, Trainer& me, std::size_t& thrown) {
-    for (;;) {
-      co_await runtime.sleep_for(500ms);
-      const Values gradient(4, -1.0f);
-      me.replica->add_gradients({gradient}, 8);
-      try {
-        (void)co_await me.run->step(8);
-      } catch (const std::runtime_error&) {
-        ++thrown;
-      }
-    }
-  }
-};
-
-TEST_F(FailingExchanges, ThrowOnceForEachEpochAndLoseNothing) {
-  using Where = FailingExchange::Where;
-  for (const bool delayed : {false, true})
-    for (const Where where : {Where::hold, Where::prepare, Where::offer, Where::take}) {
-      SCOPED_TRACE(static_cast<int>(where) + (delayed ? 10 : 0));
-      Where now = Where::nowhere;
-      std::size_t thrown[2] = {0, 0};
-      options_.run_id = "failing" + std::to_string(trainers_.size());
-      options_.use_local_updates = false;
-      options_.delay_optimizer_step = delayed;
-      Trainer* both[2];
-      for (std::size_t i = 0; i < 2; ++i) {
-        both[i] =
-            &make([&now](const ExchangeContext& context) { return std::make_unique<FailingExchange>(context, now); });
-        auto& trainer = *both[i];
-        trainer.run->start();
-        trainer.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");
-        trainer.tasks->spawn(train_on(net_.runtime(), trainer, thrown[i]), "trainer");
-      }
-      const auto epochs = [&](std::uint64_t least) {
-        return [&both, least] { return both[0]->run->epoch() >= least && both[1]->run->epoch() >= least; };
-      };
-      ASSERT_TRUE(wait_for(2min, epochs(2)));
-      now = where;
-      ASSERT_TRUE(wait_for(2min, [&] { return thrown[0] > 0 && thrown[1] > 0; }));
-      now = Where::nowhere;
-      const std::uint64_t reached = both[0]->run->epoch();
-      ASSERT_TRUE(wait_for(3min, epochs(reached + 2)));
-      for (auto* trainer : both) trainer->tasks.reset();
-      for (auto* trainer : both) (void)net_.run(trainer->run->settle());
-      for (auto* trainer : both) {
-        EXPECT_EQ(trainer->run->stats().state_downloads, 0u);
-        // Each epoch is one step of 0.01, whatever has failed beside it.
-        const double steps = trainer->parameters()[0] / 0.01;
-        EXPECT_NEAR(steps, static_cast<double>(trainer->run->epoch()), 0.01);
-      }
-      for (auto* trainer : both) end(*trainer);
-    }
 }
 
 }  // namespace

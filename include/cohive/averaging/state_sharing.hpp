@@ -65,8 +65,8 @@ struct DownloadOptions {
   /// Peers that are known to average, and their priorities: asked once as if they had declared themselves, and no error
   /// where they share nothing. What is declared may be kept from this peer.
   std::vector<std::pair<PeerId, double>> known = {};
-  /// Of the state its last tensors alone are wanted, as many as these, which this peer has in their place: of those
-  /// only what differs travels, and the others come without data. Not from Python donors. Empty: all are wanted.
+  /// Tensors of this peer: as many of the state, its last ones, alone are wanted in their place. Only what differs of
+  /// them travels, and the others come without data. Not from Python donors. Empty: all are wanted.
   std::vector<codec::Tensor> last = {};
   /// Tells by the metadata of two states whether they may be of one run at about one time: donors whose states are not
   /// do not vote for each other. Called on threads of the pool; unset: they may.

@@ -36,7 +36,7 @@ class Stragglers {
   /// A group was found: its members may tell of its round from now on.
   /// \param tells_strangers_apart  most peers are no strangers
   void group_began(const std::string& id, std::set<PeerId> members, bool tells_strangers_apart);
-  /// What this peer has seen of a round that has averaged.
+  /// Takes what this peer has seen of a round that has averaged.
   void round_ended(const RoundEnd& end);
   /// Another member tells whom it has waited for in a round. False where that means nothing.
   bool told(const PeerId& witness, const std::string& id, const std::vector<PeerId>& stragglers);

@@ -139,7 +139,7 @@ Task<void> PartialState::verify(Runtime& runtime) {
   }
 }
 
-bool PartialState::has_room_for(const Manifest& manifest) const {
+bool PartialState::fits(const Manifest& manifest) const {
   if (manifest.tensors.size() < last_.size()) return false;
   const auto first = manifest.tensors.end() - static_cast<std::ptrdiff_t>(last_.size());
   return std::ranges::equal(std::ranges::subrange(first, manifest.tensors.end()), last_,

@@ -87,7 +87,7 @@ class PartialState {
   explicit PartialState(std::vector<codec::Tensor> last = {}) : last_(std::move(last)) {}
 
   /// Tells whether a state has the tensors that are wanted of it.
-  bool has_room_for(const Manifest& manifest) const;
+  bool fits(const Manifest& manifest) const;
   /// Returns the bytes of those tensors.
   std::uint64_t wanted_of(const Manifest& manifest) const;
   /// Hashes the pieces that were taken on trust, off the loop; pieces that are not what the manifest says are missing

@@ -40,7 +40,7 @@ struct OuterMemory {
 };
 
 inline constexpr float kMostSteps = 1 << 24;  // that a float counts
-/// What members tell one another of how many steps they have made. A donor can have given any number.
+/// Returns how many steps a member tells the others that it has made. A donor can have given any number.
 inline std::uint64_t told_steps(const OuterMemory& memory) {
   return static_cast<std::uint64_t>(std::clamp(memory.steps, 0.0f, kMostSteps));
 }

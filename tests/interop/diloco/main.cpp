@@ -1,11 +1,7 @@
 // cohive-interop-diloco: a trainer of local steps whose gradient is a constant that the test chooses. It averages with
 // OpenDiLoCo's trainers. Prints a JSON object for every round, begins with the first byte of its standard input and
 // ends at its end.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
-#include <atomic>
-#include <future>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -13,6 +9,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/trainer.hpp"
+#include "interop/told.hpp"
 
 namespace {
 
@@ -33,15 +30,7 @@ nlohmann::json values_of(train::PlainReplica& model) {
 }
 
 int train_until_told(const Options& options) {
-  std::atomic<bool> stopped = false;
-  std::promise<void> begun;
-  std::thread input([&] {
-    char byte;
-    stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
-    begun.set_value();
-    while (!stopped) stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
-  });
-  input.detach();
+  Told told;
   Swarm swarm(options.swarm);
   train::PlainReplica* model = nullptr;
   train::Trainer trainer(swarm, options.run, [&](Runtime& loop, train::TrainerThread&) {
@@ -51,9 +40,9 @@ int train_until_told(const Options& options) {
     return made;
   });
   std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
-  begun.get_future().wait();
+  told.wait_to_begin();
   const std::vector<float> weight(6, static_cast<float>(options.gradient)), bias(2, 1.0f);
-  while (!stopped) {
+  while (!told.to_stop()) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));  // what a batch takes
     nlohmann::json before;
     const auto report = trainer.step([&] {

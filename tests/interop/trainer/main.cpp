@@ -2,17 +2,15 @@
 // known. Prints a JSON object for every epoch. Begins with the first byte of its standard input, rests after
 // --max-epochs and ends at the end of its input.
 #include <torch/torch.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
-#include <future>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "interop/told.hpp"
 #include "model.hpp"
 
 namespace {
@@ -31,15 +29,7 @@ struct Options {
 };
 
 int train(const Options& options) {
-  std::promise<void> begun;
-  std::atomic<bool> stopped = false;
-  std::thread input([&] {
-    char byte;
-    stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
-    begun.set_value();
-    while (!stopped) stopped = ::read(STDIN_FILENO, &byte, 1) <= 0;
-  });
-  input.detach();
+  Told told;
   TestModel model({{"algorithm", options.algorithm},
                    {"schedule", options.schedule},
                    {"frozen", options.frozen},
@@ -64,8 +54,8 @@ int train(const Options& options) {
     std::cout << state.dump() << std::endl;
   };
   std::cout << nlohmann::json{{"event", "ready"}, {"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
-  begun.get_future().wait();
-  while (!stopped) {
+  told.wait_to_begin();
+  while (!told.to_stop()) {
     std::this_thread::sleep_for(std::chrono::duration<double>(options.pause));  // what a batch takes
     if (collaborative.local_epoch() >= options.max_epochs) continue;
     model.backward(options.gradient, collaborative.local_epoch());

@@ -379,9 +379,10 @@ typedef struct cohive_step_report {
  * min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, expected_drift_peers and
  * expected_drift_rate; of its averager_opts request_timeout, part_size_bytes, min_group_size, sender_timeout,
  * reducer_timeout and min_vector_size. And cohive's own: outer_lr, outer_momentum, outer_nesterov,
- * outer_fragments (parts of the model that are averaged in turn, one in each epoch) and outer_repair_every (steps of an
- * outer optimizer, with use_local_updates), fit_my_link (with these: the trainers agree
- * on rounds that their links carry, on target_batch_size, grad_codecs or both, as far as they are not given),
+ * outer_fragments (parts of the model that are averaged in turn, one in each epoch), outer_repair_every and open_diloco
+ * (averages with OpenDiLoCo's trainers), all of them for steps of an outer optimizer, with use_local_updates;
+ * fit_my_link (with these: the trainers agree on rounds that their links carry, on target_batch_size, grad_codecs or
+ * both, as far as they are not given),
  * outer_codec (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with
  * an outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its
  * default, or "clipped-mean") and outer_clip_factor (of the last two: times the median norm),

@@ -198,6 +198,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param outer_nesterov: whether its momentum is Nesterov's; default: it is
     :param outer_fragments: parts of the model, whole tensors, that are averaged in turn, one in each epoch: the link is
         used evenly. Each value is averaged once in so many epochs; the same for all peers; default: 1
+    :param open_diloco: with outer_lr: average with trainers of OpenDiLoCo, by its rules; all peers set it, or none
     :param outer_codec: with outer_lr: how differences travel between peers that all ask for it: "block4", 4 bits for
         each value, or "sparse2", a sixth of a bit up and half a bit down, as SparseLoCo has it; no outer_momentum then
     :param outer_aggregation: with outer_lr: "mean"; "mean-of-senders", that of the peers that have sent a value, which
@@ -254,6 +255,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         outer_momentum: Optional[float] = None,
         outer_nesterov: Optional[bool] = None,
         outer_fragments: Optional[int] = None,
+        open_diloco: bool = False,
         outer_codec: Optional[str] = None,
         outer_aggregation: Optional[str] = None,
         outer_clip_factor: Optional[float] = None,
@@ -345,6 +347,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "outer_momentum": outer_momentum,
             "outer_nesterov": outer_nesterov,
             "outer_fragments": outer_fragments,
+            "open_diloco": open_diloco or None,
             "outer_codec": outer_codec,
             "outer_aggregation": outer_aggregation,
             "outer_clip_factor": outer_clip_factor,

@@ -513,6 +513,15 @@ BAD = {
     "outer fragments alone": (dict(use_local_updates=True, outer_fragments=2), "go with outer_lr"),
     "more fragments than parameters": (dict(use_local_updates=True, outer_lr=0.7, outer_fragments=50), "fragments"),
     "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),
+    "open_diloco alone": (dict(use_local_updates=True, open_diloco=True), "go with outer_lr"),
+    "open_diloco and fragments": (
+        dict(use_local_updates=True, outer_lr=0.7, open_diloco=True, outer_fragments=2),
+        "OpenDiLoCo's trainers average the whole model",
+    ),
+    "open_diloco and links": (
+        dict(use_local_updates=True, outer_lr=0.7, open_diloco=True, fit_my_link=True),
+        "OpenDiLoCo's trainers agree on nothing",
+    ),
     "outer codec alone": (dict(use_local_updates=True, outer_codec="sparse2"), "go with outer_lr"),
     "outer codec and momentum": (
         dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, outer_codec="sparse2"),

@@ -95,8 +95,11 @@ bool read_outer_optimizer(OptionReader& reader, train::RunOptions& run) {
   const bool nesterov = reader.read("outer_nesterov", outer.nesterov);
   const bool repair = reader.read("outer_repair_every", every, 1);
   const bool fragments = reader.read("outer_fragments", parts, 1);
-  if (!wanted && (momentum || nesterov || repair || fragments))
-    refuse("outer_momentum, outer_nesterov, outer_fragments and outer_repair_every go with outer_lr: set it, too");
+  const bool kind = reader.read("open_diloco", outer.open_diloco);
+  if (!wanted && (momentum || nesterov || repair || fragments || kind))
+    refuse(
+        "outer_momentum, outer_nesterov, outer_fragments, outer_repair_every and open_diloco go with outer_lr: set it, "
+        "too");
   if (every > kMostRounds) refuse("outer_repair_every must be at most 10^9");
   if (repair) outer.repair_every = static_cast<int>(every);
   if (fragments) outer.fragments = static_cast<int>(std::min(parts, kMostRounds));  // run_options.cpp has the limit

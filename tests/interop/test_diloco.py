@@ -5,6 +5,10 @@ The classes here have OpenDiLoCo's names and bases, and do on the wire what its 
 come, with the weight 1, and `DiLoCoStateAverager` averages the outer parameters after each of its steps.
 """
 
+import json
+import os
+import pathlib
+import sys
 import time
 
 import pytest
@@ -16,12 +20,53 @@ from hivemind.averaging.averager import DecentralizedAverager  # noqa: E402
 from hivemind.dht import DHT  # noqa: E402
 from hivemind.optim.progress_tracker import ProgressTracker  # noqa: E402
 from hivemind.optim.state_averager import TrainingStateAverager  # noqa: E402
-from test_training import CohiveTrainer  # noqa: E402
+from test_training import PATIENCE, CohiveTrainer, Program  # noqa: E402
 
 RUN, BATCH, LOCAL_STEPS, PAUSE = "diloco", 8, 60, 0.05
 MATCHMAKING, TIMEOUT = 2.0, 30.0
 INNER_RATE, RATE, MOMENTUM = 0.1, 0.7, 0.9
 EPOCHS = 2
+
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
+OF_THE_PACKAGE = """
+import json, sys, time, torch, cohive
+torch.set_num_threads(1)
+weight, bias = torch.zeros(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
+options = json.loads(sys.argv[1])
+dht = cohive.DHT(host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
+optimizer = cohive.Optimizer(
+    dht=dht, params=[weight, bias], optimizer=lambda params: torch.optim.SGD(params, lr=0.1), use_local_updates=True,
+    averaging_timeout=30, delay_state_averaging=False, outer_lr=0.7, outer_momentum=0.9, open_diloco=True, **options)
+values = lambda: [one for tensor in (weight, bias) for one in tensor.flatten().tolist()]
+print(json.dumps({"event": "ready", "initial_peers": [str(one) for one in dht.get_visible_maddrs()]}), flush=True)
+sys.stdin.readline()
+while True:
+    optimizer.zero_grad()
+    (weight.sum() + bias.sum()).backward()
+    before = [one - 0.1 for one in values()]
+    optimizer.step()
+    report = optimizer.last_report
+    if report.epoch_changed:
+        print(json.dumps({"event": "epoch", "epoch": optimizer.local_epoch, "group": report.state_group,
+                          "before": before, "after": values()}), flush=True)
+    time.sleep(0.05)
+"""
+
+
+class OfThePackage(Program):
+    """A Python trainer of cohive, of gradient 1."""
+
+    begin = CohiveTrainer.begin
+
+    def __init__(self, **options):
+        super().__init__(
+            sys.executable, "-c", OF_THE_PACKAGE, json.dumps(options), env=dict(os.environ, PYTHONPATH=str(PACKAGE)))
+        self.initial_peers = self.ready["initial_peers"]
+
+    def close(self):
+        self._process.terminate()
+        self._process.wait(PATIENCE)
 
 
 class DiLoCoStateAverager(TrainingStateAverager):
@@ -86,10 +131,16 @@ class DiLoCoTrainer:
             one.shutdown()
 
 
-def test_outer_steps_are_the_same_in_both(program):
+@pytest.mark.parametrize("kind", ["C++", "Python"])
+def test_outer_steps_are_the_same_in_both(program, kind):
     """Gradients 1 and 3: a step is that of the mean of both differences, of however many local steps each is."""
-    cohive = CohiveTrainer(program("cohive-interop-diloco"), 1.0, run_id=RUN, batch_size=BATCH,
-                           target_batch_size=2 * BATCH * LOCAL_STEPS, matchmaking_time=MATCHMAKING)
+    common = {"run_id": RUN, "target_batch_size": 2 * BATCH * LOCAL_STEPS, "matchmaking_time": MATCHMAKING}
+    if kind == "C++":
+        cohive = CohiveTrainer(program("cohive-interop-diloco"), 1.0, batch_size=BATCH, **common)
+    elif "COHIVE_LIBRARY" not in os.environ:
+        pytest.skip("libcohive.so is not built")
+    else:
+        cohive = OfThePackage(batch_size_per_step=BATCH, **common)
     python = None
     try:
         python = DiLoCoTrainer(cohive.initial_peers, 3.0)

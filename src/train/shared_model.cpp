@@ -106,7 +106,8 @@ Task<void> SharedModel::give_up_idle_copies(SharedModel& model, Duration idle) {
     co_await model.runtime_.sleep_for(idle / kLooks);
     if (!model.copy_) continue;
     model.unused_ = model.copy_in_use() ? 0 : model.unused_ + 1;
-    if (model.unused_ > kLooks) model.give_up_copy();
+    // What the trainer changes by itself is another state when it is copied again, and so are its hashes.
+    if (model.unused_ > kLooks) model.changed();
   }
 }
 

@@ -40,7 +40,7 @@ endif()
 
 if(COHIVE_STATIC)
   # Some package files name shared libraries that nothing uses; CMake asks for -pie, too.
-  add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-static-pie> LINKER:--as-needed -Wno-unused-command-line-argument)
+  add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-static-pie> LINKER:--as-needed,--gc-sections -Wno-unused-command-line-argument)
 endif()
 
 if(COHIVE_SELF_CONTAINED)

@@ -28,9 +28,10 @@ FILES = {
 }
 
 
-def licenses() -> dict[str, bytes]:
-    """{name: text}. Ends the program where one is missing."""
-    patterns = {**FILES, **{name: f"/usr/share/doc/{package}/copyright" for name, package in DEBIAN.items()}}
+def licenses(cuda: bool = True) -> dict[str, bytes]:
+    """{name: text}, with or without CUDA's. Ends the program where one is missing."""
+    files = {name: pattern for name, pattern in FILES.items() if cuda or name != "cuda-runtime"}
+    patterns = {**files, **{name: f"/usr/share/doc/{package}/copyright" for name, package in DEBIAN.items()}}
     texts = {}
     for name, pattern in sorted(patterns.items()):
         path = ROOT / pattern

@@ -36,24 +36,24 @@ def run(*command: object) -> str:
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True).stdout
 
 
-def check_library(library: pathlib.Path) -> None:
+def check_library(library: pathlib.Path, tools: str) -> None:
     """Ends the program where the library would not load on every Linux of the tag, or shows names of others."""
-    needed = set(re.findall(r"NEEDED\s+(\S+)", run("objdump", "-p", library)))
+    needed = set(re.findall(r"NEEDED\s+(\S+)", run(tools.format("objdump"), "-p", library)))
     if other := {name for name in needed - LIBRARIES if not name.startswith("ld-linux")}:
         sys.exit(f"{library} needs {', '.join(sorted(other))}, which not every Linux has")
-    symbols = run("objdump", "-T", library)
+    symbols = run(tools.format("objdump"), "-T", library)
     newest = max(tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([\d.]+)", symbols))
     if newest[:2] > NEWEST_GLIBC:
         names = re.findall(rf"GLIBC_{'.'.join(map(str, newest))}\)?\s+(\w+)", symbols)
         sys.exit(f"{library} needs glibc {'.'.join(map(str, newest))} for {', '.join(names)}")
-    shown = {line.split()[2] for line in run("nm", "-D", "--defined-only", library).splitlines()}
+    shown = {line.split()[2] for line in run(tools.format("nm"), "-D", "--defined-only", "--extern-only", library).splitlines()}
     if foreign := {name for name in shown if not name.startswith("cohive_")}:
         sys.exit(f"{library} shows {', '.join(sorted(foreign)[:5])}")
 
 
-def stripped(binary: pathlib.Path, folder: pathlib.Path) -> bytes:
+def stripped(binary: pathlib.Path, folder: pathlib.Path, tools: str) -> bytes:
     copy = folder / binary.name
-    run("strip", "-o", copy, binary)
+    run(tools.format("strip"), "-o", copy, binary)
     return copy.read_bytes()
 
 
@@ -63,13 +63,16 @@ def main() -> None:
     parser.add_argument("--program", type=pathlib.Path, required=True, help="the programs in one, of the same preset")
     parser.add_argument("--out", type=pathlib.Path, required=True, help="the folder for the wheel")
     parser.add_argument("--this-machine", action="store_true", help="a wheel for systems like this one alone")
+    parser.add_argument("--machine", default=platform.machine(), help="the processor it is for; default: this one's")
+    parser.add_argument("--no-cuda", action="store_true", help="the library is built without CUDA")
     options = parser.parse_args()
 
+    tools = "{}" if options.machine == platform.machine() else "llvm-{}-19"  # binutils know one processor
     if not options.this_machine:
-        check_library(options.library)
+        check_library(options.library, tools)
     version = package_version()
     system = "linux" if options.this_machine else "manylinux_{}_{}".format(*NEWEST_GLIBC)
-    tag = f"py3-none-{system}_{platform.machine()}"
+    tag = f"py3-none-{system}_{options.machine}"
     info, scripts = f"cohive-{version}.dist-info", f"cohive-{version}.data/scripts"
 
     files: dict[str, tuple[bytes, int]] = {}
@@ -77,12 +80,12 @@ def main() -> None:
         if path.is_file() and "__pycache__" not in path.parts and "_lib" not in path.parts:
             files[str(path.relative_to(ROOT / "python"))] = (path.read_bytes(), 0o644)
     with tempfile.TemporaryDirectory() as folder:
-        files["cohive/_lib/libcohive.so"] = (stripped(options.library.resolve(), pathlib.Path(folder)), 0o755)
-        files[f"{scripts}/cohive"] = (stripped(options.program, pathlib.Path(folder)), 0o755)
+        files["cohive/_lib/libcohive.so"] = (stripped(options.library.resolve(), pathlib.Path(folder), tools), 0o755)
+        files[f"{scripts}/cohive"] = (stripped(options.program, pathlib.Path(folder), tools), 0o755)
     for name in PROGRAMS:
         files[f"{scripts}/cohive-{name}"] = (SCRIPT.format(name=name).encode(), 0o755)
     files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
-    texts = {} if options.this_machine else {f"third-party/{name}.txt": text for name, text in licenses().items()}
+    texts = {} if options.this_machine else {f"third-party/{name}.txt": text for name, text in licenses(not options.no_cuda).items()}
     files.update({f"{info}/licenses/{name}": (text, 0o644) for name, text in texts.items()})
     files[f"{info}/METADATA"] = (metadata(texts).encode(), 0o644)
     wheel_file = f"Wheel-Version: 1.0\nGenerator: cohive\nRoot-Is-Purelib: false\nTag: {tag}\n"

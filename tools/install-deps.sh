@@ -21,7 +21,8 @@
 #               skipped without it
 #   --static    also a prometheus-cpp that can be linked statically, in .deps/static, for the preset `static`
 #   --wheel     also what --static does, and a protobuf-lite that a shared library can hold, in .deps/wheel, for tools/wheel.sh
-#   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (360 MB of disk) and qemu, for the preset `aarch64`
+#   --aarch64   also Debian's libraries for aarch64 in .deps/aarch64 (400 MB of disk) and qemu, for the preset `aarch64`; what
+#               --wheel builds is built for that processor then, into .deps/aarch64-static and .deps/aarch64-wheel
 #   --gcc       also a root directory of Debian 13 with its GCC 14 in .deps/debian13 (1.2 GB of disk), for the preset `gcc`
 # Environment: PYTHON, the python3 (3.10 or newer) to fetch wheels with; default /usr/bin/python3.
 
@@ -82,7 +83,7 @@ for option in "$@"; do
     --gcc) with_gcc=1 ;;
     --aarch64)
       with_aarch64=1
-      apt_packages+=(qemu-user-static)
+      apt_packages+=(qemu-user-static llvm-19) # binutils know one processor
       ;;
     --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
     --docs) apt_packages+=(doxygen mkdocs mkdocs-material) ;;
@@ -238,32 +239,34 @@ fetch_source() {
   source=$(find "$work" -mindepth 1 -maxdepth 1 -type d -name "$1-*")
 }
 
-# Debian has this library to be linked dynamically only.
+# install_static NAME [CMAKE OPTIONS]: into .deps/NAME. Debian has this library to be linked dynamically only.
 install_static() {
-  local folder="$deps/static" work="$scratch/static" source
+  local folder="$deps/$1" work="$scratch/$1" source
   [[ -f $folder/.stamp ]] && return
-  say 'building prometheus-cpp into .deps/static'
+  say "building prometheus-cpp into .deps/$1"
+  shift
   fetch_source prometheus-cpp
   mkdir -p "$work"
   rm -rf "$folder"
   (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
     -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_CXX_COMPILER=clang++-19 -DENABLE_PULL=OFF -DENABLE_PUSH=OFF -DENABLE_TESTING=OFF \
-    "-DCMAKE_INSTALL_PREFIX=$folder" && quietly "$work/build.log" cmake --build "$work/build" --target install) ||
+    "-DCMAKE_INSTALL_PREFIX=$folder" "$@" && quietly "$work/build.log" cmake --build "$work/build" --target install) ||
     die 'prometheus-cpp could not be built (see above)'
   touch "$folder/.stamp"
 }
 
-# Debian's archive is for programs only.
+# install_wheel NAME [CMAKE OPTIONS]: into .deps/NAME. Debian's archive is for programs only.
 install_wheel() {
-  local folder="$deps/wheel" work="$scratch/wheel" source
+  local folder="$deps/$1" work="$scratch/$1" source
   [[ -f $folder/.stamp ]] && return
-  say 'building protobuf-lite into .deps/wheel'
+  say "building protobuf-lite into .deps/$1"
+  shift
   fetch_source protobuf
   mkdir -p "$work"
   rm -rf "$folder"
   (quietly "$work/configure" cmake -S "$source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF \
     -DCMAKE_POSITION_INDEPENDENT_CODE=ON -DCMAKE_CXX_COMPILER=clang++-19 -DCMAKE_CXX_VISIBILITY_PRESET=hidden \
-    -Dprotobuf_BUILD_TESTS=OFF -Dprotobuf_BUILD_PROTOC_BINARIES=OFF -Dprotobuf_WITH_ZLIB=OFF &&
+    -Dprotobuf_BUILD_TESTS=OFF -Dprotobuf_BUILD_PROTOC_BINARIES=OFF -Dprotobuf_WITH_ZLIB=OFF "$@" &&
     quietly "$work/build.log" cmake --build "$work/build" --target libprotobuf-lite) ||
     die 'protobuf-lite could not be built (see above)'
   mkdir -p "$folder"
@@ -274,12 +277,12 @@ install_wheel() {
 # A root directory of that processor's packages, which no compiler there has touched: the ones that cohive links, and all they need.
 install_aarch64() {
   local folder="$deps/aarch64" work="$scratch/aarch64" package apt_options wanted
-  wanted=(libc6-dev libstdc++-12-dev)
+  wanted=(libc6-dev libstdc++-12-dev python3-minimal libpython3-stdlib) # and what tries a wheel
   for package in "${apt_packages[@]}"; do
     case $package in lib*ipsec* | libclang*) ;; lib* | prometheus-cpp-dev | nlohmann-json3-dev) wanted+=("$package") ;; esac
   done
   stamped "$folder/.stamp" "${wanted[*]}" && return
-  say 'fetching the libraries of aarch64 into .deps/aarch64 (45 MB to download)'
+  say 'fetching the libraries of aarch64 into .deps/aarch64 (50 MB to download)'
   foreign_apt "$work" deb "$codename" -o APT::Architecture=arm64 -o APT::Architectures=arm64
   quietly "$work/download" apt-get "${apt_options[@]}" -y --no-install-recommends --download-only install "${wanted[@]}" ||
     die 'the libraries of aarch64 cannot be fetched (see above)'
@@ -367,9 +370,14 @@ if ((with_torch || with_cuda || with_libp2p)); then
   exec 9>"$deps/.lock" && flock 9 # two scripts at once must not install over each other
 fi
 if ((with_cuda)); then install_cuda; fi
-if ((with_static)); then install_static; fi
-if ((with_wheel)); then install_wheel; fi
 if ((with_aarch64)); then install_aarch64; fi
+if ((with_wheel && with_aarch64)); then
+  install_static aarch64-static "-DCMAKE_TOOLCHAIN_FILE=$root/cmake/aarch64.cmake"
+  install_wheel aarch64-wheel "-DCMAKE_TOOLCHAIN_FILE=$root/cmake/aarch64.cmake"
+elif ((with_static)); then
+  install_static static
+  if ((with_wheel)); then install_wheel wheel; fi
+fi
 if ((with_gcc)); then install_gcc; fi
 if ((with_libp2p)); then
   libp2p_tools="$deps/libp2p/tools"

@@ -121,6 +121,12 @@ int main(int argc, char** argv) {
       ->add_option("--replaced-per-minute", settings.replaced_per_minute,
                    "share of the trainers that is killed and replaced (default 0.1)")
       ->transform(tools::real(0, 10));
+  train_sim
+      ->add_option("--local-steps", settings.local_steps,
+                   "in a round of each trainer, behind which an outer optimizer steps (default 0: gradients)")
+      ->transform(tools::real(0, 1000));
+  train_sim->add_option("--group", settings.group, "trainers in a group, about; 0: one of all (default 128)")
+      ->transform(tools::whole(0, 10000));
   train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
       ->transform(tools::whole());
   auto* fitted_links = app.add_subcommand(

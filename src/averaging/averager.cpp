@@ -308,7 +308,7 @@ Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Dead
     searching.note("error", found.error().message());
     co_return found.error();
   }
-  found->uses_agreed_codecs = !state.options.uses_agreed_codecs || state.options.uses_agreed_codecs(found->members);
+  if (state.options.codecs) found->codecs = state.options.codecs(found->members);
   const auto group = std::make_shared<const Group>(std::move(*found));
   if (searching) searching.note("group_id", to_hex(as_bytes(group->id)));
   searching.end();

@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
+constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 using Random = std::mt19937_64;
@@ -101,6 +102,7 @@ struct Trainer : SimulatedNode {
   std::unique_ptr<train::Run> run;
   Random random;
   Duration batch{};
+  double steps = 0;       // local ones
   bool standing = false;  // in the DHT
   bool asleep = false;
   bool newcomer = false;
@@ -222,6 +224,7 @@ class SimulatedSwarm final : public TrainSwarm {
     options.averaging_timeout = 30s;
     if (scenario_.tune) scenario_.tune(options);
     local_updates_ = options.use_local_updates;
+    if (!options.delay_state_averaging) outer_ = options.outer_optimizer;
     trainer->run = std::make_unique<train::Run>(
         *trainer->dht, std::make_shared<dht::RsaSignatureValidator>(cheap_key(trainer->number)), *trainer->replica,
         options);
@@ -338,6 +341,7 @@ class SimulatedSwarm final : public TrainSwarm {
       co_await self.runtime_.sleep_for(me->batch);
       while (me->asleep) co_await self.runtime_.sleep_for(me->batch);
       self.problem_.gradient(me->replica->parameter(0), self.scenario_.batch_size, me->random, gradient);
+      ++me->steps;
       if (self.local_updates_)
         me->replica->step_locally({gradient, ballast});
       else
@@ -350,6 +354,12 @@ class SimulatedSwarm final : public TrainSwarm {
   }
 
   void note(Trainer& trainer, const train::StepReport& report) {
+    if (outer_ && report.state_group > 1) {
+      const auto weights = trainer.replica->parameter(0);
+      auto& all = after_rounds_[report.epoch];
+      all.weights.emplace_back(weights.begin(), weights.end());
+      all.steps += trainer.steps;
+    }
     if (report.grad_group > 1 || (local_updates_ && report.state_group > 1)) {
       const std::size_t group = std::max(report.grad_group, local_updates_ ? report.state_group : 0);
       ++rounds_;
@@ -387,6 +397,7 @@ class SimulatedSwarm final : public TrainSwarm {
     report_.loss_of_one = problem_.loss(one);
     for (const auto& weights : last)
       report_.astray = std::max(report_.astray, distance(weights, one) / std::sqrt(report_.first_loss));
+    if (outer_) compare_after_rounds();
     end_all();
     const p2p::HostMetrics metrics(runtime_.metrics());
     for (const auto& reason : metrics.offences) report_.offences += reason.value();
@@ -395,6 +406,27 @@ class SimulatedSwarm final : public TrainSwarm {
       report_.most_held = std::max(report_.most_held, budget.highest());
       report_.over_budget += budget.highest() > budget.total() || budget.held() > 0;
     }
+  }
+
+  /// Of the epochs that most trainers have ended with a round.
+  void compare_after_rounds() {
+    std::vector<double> steps;  // local ones of a trainer, in each of these rounds
+    double before = 0;
+    for (const auto& [epoch, after] : after_rounds_) {
+      const auto size = static_cast<double>(after.weights.size());
+      if (2 * after.weights.size() <= scenario_.trainers) continue;
+      steps.push_back(after.steps / size - std::exchange(before, after.steps / size));
+      const auto mean = mean_of(after.weights);
+      double square = 0, loss = 0;
+      for (const auto& one : after.weights) {
+        square += std::pow(distance(one, mean), 2) / size;
+        loss += problem_.loss(one) / size;
+      }
+      const double apart = std::sqrt(square) / distance(mean, std::vector<float>(mean.size()));
+      if (epoch > kFirstRounds) report_.apart = std::max(report_.apart, apart);
+      report_.loss_after_round = loss + std::pow(scenario_.noise, 2);
+    }
+    report_.loss_of_one_group = problem_.loss(train_as_one_group(steps)) + std::pow(scenario_.noise, 2);
   }
 
   void end_all() {
@@ -421,6 +453,44 @@ class SimulatedSwarm final : public TrainSwarm {
     return weights;
   }
 
+  static std::vector<float> mean_of(const std::vector<std::vector<float>>& all) {
+    std::vector<float> mean(all.front().size());
+    for (const auto& one : all)
+      for (std::size_t i = 0; i < mean.size(); ++i) mean[i] += one[i] / static_cast<float>(all.size());
+    return mean;
+  }
+
+  /// Rounds of the outer optimizer that all trainers take part in. \param rounds  local steps of the mean trainer
+  std::vector<float> train_as_one_group(const std::vector<double>& rounds) {
+    Random random(scenario_.seed + 7);
+    const auto lr = static_cast<float>(scenario_.learning_rate), mu = static_cast<float>(outer_->momentum);
+    const auto outer_lr = static_cast<float>(outer_->lr);
+    double speeds = 0;
+    for (const auto& trainer : trainers_) speeds += 1 / to_seconds(trainer->batch);
+    std::vector<float> anchor(scenario_.features), momentum(scenario_.features), gradient(scenario_.features);
+    for (const double steps : rounds) {
+      std::vector<double> sum(anchor.size());
+      double made = 0;
+      for (const auto& trainer : trainers_) {
+        const double share = 1 / to_seconds(trainer->batch) / speeds;
+        const double own = std::round(steps * share * static_cast<double>(trainers_.size()));
+        auto weights = anchor;
+        for (double step = 0; step < own; ++step) {
+          problem_.gradient(weights, scenario_.batch_size, random, gradient);
+          for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= lr * gradient[i];
+        }
+        for (std::size_t i = 0; i < weights.size(); ++i) sum[i] += own * (anchor[i] - weights[i]);
+        made += own;
+      }
+      for (std::size_t i = 0; i < anchor.size(); ++i) {
+        const auto difference = static_cast<float>(sum[i] / made);
+        momentum[i] = mu * momentum[i] + difference;
+        anchor[i] -= outer_lr * (outer_->nesterov ? difference + mu * momentum[i] : momentum[i]);
+      }
+    }
+    return anchor;
+  }
+
   const TrainScenario scenario_;
   SimRuntime runtime_;
   transport::SimFabric fabric_;
@@ -428,6 +498,12 @@ class SimulatedSwarm final : public TrainSwarm {
   Random random_;
   std::int64_t target_ = 1;
   bool local_updates_ = false;
+  std::optional<train::OuterOptimizer> outer_;  // where nothing is delayed
+  struct AfterRound {
+    std::vector<std::vector<float>> weights;  // of each trainer
+    double steps = 0;                         // of them together, since the beginning
+  };
+  std::map<std::uint64_t, AfterRound> after_rounds_{};  // by epoch
   std::uint64_t made_ = 0;
   std::vector<std::shared_ptr<Trainer>> trainers_;
   std::vector<SimulatedNode> strangers_;
@@ -447,13 +523,14 @@ std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
              "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process "
              "{:.3e}, "
              "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} "
-             "offences, "
+             "offences, {:.2f} % apart, loss {:.4g} after a round ({:.4g} in one group), "
              "{} bytes held "
              "({} hosts over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
              report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
-             report.newcomers_late, report.downloads, report.followed, report.offences, report.most_held,
-             report.over_budget, report.real_seconds);
+             report.newcomers_late, report.downloads, report.followed, report.offences, 100 * report.apart,
+             report.loss_after_round, report.loss_of_one_group, report.most_held, report.over_budget,
+             report.real_seconds);
 }
 
 TrainScenario small_training() {

@@ -58,6 +58,11 @@ double middle(const std::deque<T>& of, Value T::* value) {
   return median(std::move(values));
 }
 
+bool is_chosen(const codec::Compression& compression) {
+  const auto codec = compression.fixed();
+  return !codec || codec->codec != codec::Codec::none;
+}
+
 double megabits(double bytes_per_second) {
   return bytes_per_second * 8 / 1e6;
 }
@@ -91,6 +96,13 @@ std::optional<RoundWish> outcome_of(std::vector<RoundWish> wishes) {
 
 // ---- What the run has agreed on
 
+/// A value in 8 bits would hide what a round has changed in it. So would float16 in the gains of norms, which are
+/// near 1.
+codec::Compression parameter_compression(const RunOptions& options, bool few_bits) {
+  if (!few_bits || is_chosen(options.state_averaging_compression)) return options.state_averaging_compression;
+  return codec::Compression::size_adaptive(kSmallTensor, codec::Codec::none, codec::Codec::float16);
+}
+
 LinkFit::LinkFit(const RunOptions& options)
     : fits_target_(options.fit_target_batch_size),
       fits_bits_(options.fit_compression),
@@ -101,7 +113,9 @@ LinkFit::LinkFit(const RunOptions& options)
       matchmaking_(to_seconds(options.matchmaking_time)),
       agrees_(fits_bits_ || options.agreed_grad_compression),
       ordinary_(options.grad_compression),
-      agreed_(fits_bits_ ? codec::Codec::block4 : options.agreed_grad_compression.value_or(options.grad_compression)) {}
+      agreed_(fits_bits_ ? codec::Codec::block4 : options.agreed_grad_compression.value_or(options.grad_compression)),
+      parameters_(options.state_averaging_compression),
+      few_parameters_(is_chosen(parameters_) ? parameters_ : codec::Codec::float16) {}
 
 double LinkFit::target() const noexcept {
   const double target = target_.load(std::memory_order_relaxed);
@@ -140,6 +154,7 @@ void LinkFit::downloaded(double seconds, double round) {
 
 void LinkFit::round_ended(const SeenRound& seen, std::vector<RoundWish> wishes) {
   const double target_then = target();
+  of_parameters_ = seen.parameters;
   note(seen);
   agree(seen, std::move(wishes));
   wish_ = {};
@@ -169,7 +184,7 @@ void LinkFit::agree(const SeenRound& seen, std::vector<RoundWish> wishes) {
 /// twice what the own link needs, and a little more, at most.
 void LinkFit::note(const SeenRound& seen) {
   if (seen.steps == 0 || seen.computing <= 0 || seen.members < 2) return;
-  const double bits = bits_of(seen.few_bits ? agreed_ : ordinary_), link = seconds_of_link(seen, bits);
+  const double bits = bits_of(codec_of(seen.few_bits)), link = seconds_of_link(seen, bits);
   double transfer = std::clamp(seen.transfer, 0.0, seen.behind);
   const double fixed = std::min(seen.behind - transfer, matchmaking_);
   if (link > 0) transfer = std::clamp(transfer, link, kMostOfLink * link + kMostOverhead);
@@ -192,8 +207,13 @@ double LinkFit::step() const {
   return middle(seen_, &Seen::step);
 }
 
+const codec::Compression& LinkFit::codec_of(bool few) const {
+  if (of_parameters_) return few ? few_parameters_ : parameters_;
+  return few ? agreed_ : ordinary_;
+}
+
 double LinkFit::bits(bool few) const {
-  return bits_of(few && !refused_ ? agreed_ : ordinary_);
+  return bits_of(codec_of(few && !refused_));
 }
 
 /// Seconds that values of so many bits take behind the training.
@@ -248,7 +268,7 @@ void LinkFit::tell(const SeenRound& seen, double target_then) {
   const bool lasts = untold_ >= kRounds || (told_.empty() && settled) || unsettled_ == kRounds;
   if (same || !lasts) return;
   told_steps_ = steps, told_few_ = few_bits_, told_hidden_ = hidden;
-  const std::string codec = name_of(few_bits_ && !refused_ ? agreed_ : ordinary_);
+  const std::string codec = name_of(codec_of(few_bits_ && !refused_));
   const std::string fragments = fragments_ > 1 ? log::format(" in {:.0f} fragments", fragments_) : std::string();
   told_ = log::format("H = {:.0f}{}, {} both ways: {:.1f} s of exchange {} {:.0f} s of training", steps * fragments_,
                       fragments, codec, behind, delayed_ ? "behind" : "after", training);

@@ -49,9 +49,17 @@ struct SeenRound {
   bool whole = false;         ///< this peer has trained since the end of the round before
   double behind = 0;          ///< seconds from the end of the epoch to the average
   double transfer = 0;        ///< of these, the seconds in which values travelled
-  bool few_bits = false;      ///< they travelled in the codec that needs agreement
+  bool parameters = false;    ///< parameters were averaged, as in a divided run; else differences
+  bool few_bits = false;      ///< values travelled in as few bits as they can
   averaging::LinkRates link;  ///< what the link of this peer carries
 };
+
+/// Values of a tensor below which it travels as it is where others travel in few bits: norms and biases, for which that
+/// costs more than it saves.
+inline constexpr std::uint64_t kSmallTensor = 4096;
+
+/// Returns how parameters travel, where a divided run averages these in place of differences. They need more bits.
+codec::Compression parameter_compression(const RunOptions& options, bool few_bits);
 
 class LinkFit {
  public:
@@ -81,6 +89,7 @@ class LinkFit {
   const std::string& told() const noexcept { return told_; }
 
  private:
+  const codec::Compression& codec_of(bool few) const;
   double bits(bool few) const;
   double step() const;
   double exchange(double bits) const;
@@ -96,13 +105,14 @@ class LinkFit {
   const bool fits_target_, fits_bits_, delayed_;
   const double usual_target_, fragments_, least_steps_, matchmaking_;
   const bool agrees_;  // where all do, rounds have few bits
-  const codec::Compression ordinary_, agreed_;
+  const codec::Compression ordinary_, agreed_, parameters_, few_parameters_;
   std::atomic<double> target_ = 0;  // 0: no batch was counted yet
   bool few_bits_ = true;            // of the last round, as its members have wished
   double patience_ = 0;
-  bool refused_ = false;  // it had more bits all the same: a member has not offered the codec
-  RoundWish wish_;        // target 0: none of its own yet
-  float kept_ = 0;        // the target
+  bool refused_ = false;        // it had more bits all the same: a member has not offered the codec
+  bool of_parameters_ = false;  // the last round, that is
+  RoundWish wish_;              // target 0: none of its own yet
+  float kept_ = 0;              // the target
   struct Seen {
     double step;            // seconds
     double fixed, per_bit;  // seconds of an exchange, of which the second for each bit that a value takes

@@ -71,15 +71,14 @@ void RunRounds::begin_all(const GlobalProgress& global) {
 void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
-  round.uses_agreed_codecs = [&what = scheduled.exchange()](const std::vector<averaging::Member>& members) {
-    return what.uses_agreed_codecs(members);
-  };
   round.timeout = timeout;
   round.expected_members = expected;
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = run_.options.matchmaking_time / 2;
   round.last = run_.ended;
   round.random_group_bits = scheduled.bits_for(expected, run_.options.target_group_size);
+  round.codecs = [&what = scheduled.exchange(), divided = round.random_group_bits > 0](
+                     const std::vector<averaging::Member>& members) { return what.codecs(members, divided); };
   if (round.random_group_bits > 0) {
     const double now = run_.runtime.wall_time(), least = to_seconds(run_.options.matchmaking_time);
     round.scheduled_time = std::clamp(run_.tracker.snapshot().eta, now + least, now + kDividedLead * least);
@@ -160,6 +159,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
                                     std::function<void()> release) {
   Exchange& what = scheduled.exchange();
   const bool steps = what.makes_step();
+  moment.divided = scheduled.is_divided();
   const auto trainer_waits_for = [&](Wait reason) {
     if (update) run_.wait_clock.turn_to(reason);
   };
@@ -251,8 +251,10 @@ void RunRounds::count_round(Scheduled& scheduled, const RoundReport& result) {
   std::vector<PeerId> members;
   for (const auto& member : result.group)
     if (std::ranges::count(result.lost_senders, member.peer) == 0) members.push_back(member.peer);
-  if (scheduled.is_divided())
-    run_.tracker.met(members);  // trainers of other groups are no absentees
+  // Trainers of other groups are no absentees, also where this one thinks that it is the only one.
+  const std::size_t reported = run_.tracker.snapshot().peers;
+  if (scheduled.is_divided() || bits_of(reported, run_.options.target_group_size) > 0)
+    run_.tracker.met(members);
   else
     run_.tracker.took_part(members, result.lost_senders);
   if (steps && !scheduled.is_divided()) company_ = members;
@@ -274,19 +276,25 @@ void RunRounds::count_round(Scheduled& scheduled, const RoundReport& result) {
 /// be waiting in another round.
 Task<void> RunRounds::abandon() {
   const Suspended suspended(*this);
-  std::vector<std::pair<Exchange*, std::shared_ptr<Round>>> grouped;
+  struct Grouped {
+    Exchange* what;
+    std::shared_ptr<Round> round;
+    Moment moment;
+  };
+  std::vector<Grouped> grouped;
   for (const auto& scheduled : run_.exchanges) {
-    if (scheduled->has_group()) grouped.emplace_back(&scheduled->exchange(), scheduled->take());
+    const Moment moment{
+        .occasion = Occasion::given_up, .epoch = run_.counts.epoch(), .divided = scheduled->is_divided()};
+    if (scheduled->has_group()) grouped.push_back({&scheduled->exchange(), scheduled->take(), moment});
     scheduled->give_up();
   }
   if (grouped.empty()) co_return;
-  const Moment moment{Occasion::given_up, run_.counts.epoch()};
   auto change = co_await run_.model.change();
-  for (const auto& [what, round] : grouped) {
+  for (const auto& [what, round, moment] : grouped) {
     auto offer = co_await what->offer(moment);
     round->trigger(offer.weight, std::move(offer.parts));
   }
-  for (const auto& [what, round] : grouped) {
+  for (const auto& [what, round, moment] : grouped) {
     const auto result = co_await round->report();
     (void)co_await what->take(moment, result ? result->get() : nullptr);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <set>
 
 #include "core/detail/assertion.hpp"
 
@@ -47,32 +48,42 @@ void Scheduled::give_up() {
   round_.reset();
 }
 
+/// The nearest power of two: peers whose counts differ a little agree, but near the odd sizes in between.
+std::size_t bits_of(std::size_t expected, std::size_t group) {
+  if (group == 0 || expected <= group) return 0;
+  return static_cast<std::size_t>(std::lround(std::log2(static_cast<double>(expected) / static_cast<double>(group))));
+}
+
 /// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
 /// than one of the last few filled to a part, and fewer with each round after the first that found none. A member of a
-/// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there.
+/// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there. Nor
+/// do some that meet apart from the others, as at the beginning, when they know few: all that they have met counts.
 std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
   constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
   if (!exchange_->is_divided()) return 0;
-  if (!is_new()) expected = std::min(expected, kLostMembers * *std::ranges::max_element(met_));
-  if (group == 0 || expected <= group) return 0;
-  // The nearest power of two: peers whose counts differ a little agree, but near the odd sizes in between.
-  const double groups = static_cast<double>(expected) / static_cast<double>(group);
-  const auto bits = static_cast<std::size_t>(std::lround(std::log2(groups)));
+  if (!is_new()) expected = std::min(expected, kLostMembers * std::max(known_, *std::ranges::max_element(met_)));
+  const std::size_t bits = bits_of(expected, group);
   const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
   return bits >> (misses_ > 0 ? (misses_ - 1) % widths : 0);
 }
 
-void Scheduled::count_group(std::size_t members) {
-  constexpr std::size_t kMet = 4;
-  misses_ = members > 0 ? 0 : misses_ + 1;
-  if (members == 0) return;
-  met_.push_back(members << group_bits_);
+void Scheduled::count_group(const std::vector<averaging::Member>& members) {
+  constexpr std::size_t kMet = 4, kCompanies = 16;
+  misses_ = members.empty() ? misses_ + 1 : 0;
+  if (members.empty()) return;
+  met_.push_back(members.size() << group_bits_);
   if (met_.size() > kMet) met_.pop_front();
+  auto& company = companies_.emplace_back();
+  for (const auto& member : members) company.push_back(member.peer);
+  if (companies_.size() > kCompanies) companies_.pop_front();
+  std::set<PeerId> known;
+  for (const auto& one : companies_) known.insert(one.begin(), one.end());
+  known_ = known.size();
 }
 
 void Scheduled::ended(const averaging::RoundReport* report, bool found) {
-  if (report) count_group(report->group.size());
-  if (!found) return count_group(0);
+  if (report) count_group(report->group);
+  if (!found) return count_group({});
   if (report && report->lost_senders.empty() && report->failed_reducers.empty())
     pace_.observe(*report);
   else if (pace_.limits().sender.value_or(Duration::max()) > exchange_->patience())  // else it waits long enough

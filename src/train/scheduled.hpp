@@ -11,6 +11,9 @@
 
 namespace cohive::train {
 
+/// Returns the bits by which a round among so many trainers is divided into groups of about `group`; 0: one of all.
+std::size_t bits_of(std::size_t expected, std::size_t group);
+
 class Scheduled {
  public:
   explicit Scheduled(std::unique_ptr<Exchange> of);
@@ -51,14 +54,16 @@ class Scheduled {
   double carried = 0;  ///< samples of this peer that no round of this exchange has averaged yet: see Epochs::carry
 
  private:
-  void count_group(std::size_t members);
+  void count_group(const std::vector<averaging::Member>& members);
 
   std::unique_ptr<Exchange> exchange_;
   RoundPace pace_;
   std::shared_ptr<averaging::Round> round_;
-  std::size_t group_bits_ = 0;   // of the last round that began
-  std::deque<std::size_t> met_;  // trainers that each of the last groups lets expect
-  std::size_t misses_ = 0;       // rounds without a group since then
+  std::size_t group_bits_ = 0;                 // of the last round that began
+  std::deque<std::size_t> met_;                // trainers that each of the last groups lets expect
+  std::deque<std::vector<PeerId>> companies_;  // of the last groups, more of them
+  std::size_t known_ = 0;                      // different trainers in these
+  std::size_t misses_ = 0;                     // rounds without a group since then
 };
 
 }  // namespace cohive::train

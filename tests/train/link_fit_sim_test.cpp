@@ -201,6 +201,30 @@ TEST(LinkFit, WishesWhatHidesTheExchange) {
   EXPECT_EQ(wish.target, 6000) << "15 seconds, three searches of 5";
 }
 
+/// What takes 9.9 seconds in few bits takes twice as long in full, for the parameters that divided runs average; for
+/// differences 7.5 times.
+TEST(LinkFit, ReckonsWithTheBitsOfParametersWhereTheseAreAveraged) {
+  for (const bool parameters : {false, true}) {
+    LinkFit fit(fitted_options());
+    fit.count(8);
+    SeenRound seen = seen_round();
+    seen.steps = 400, seen.computing = 40;
+    seen.behind = 10, seen.transfer = 9.9;
+    seen.parameters = parameters;
+    for (int i = 0; i < 3; ++i) fit.round_ended(seen, wishes({4000, 4000}));
+    EXPECT_TRUE(fit.wish().few_bits);
+    const char* told = parameters ? "float32 both ways: 19.9 s" : "float32 both ways: 74.6 s";
+    EXPECT_NE(fit.told().find(told), std::string::npos) << fit.told();
+  }
+  LinkFit fit(fitted_options());
+  fit.count(8);
+  SeenRound seen = seen_round();
+  seen.steps = 400, seen.computing = 40;
+  seen.parameters = true;
+  fit.round_ended(seen, wishes({4000, 4000}));
+  EXPECT_FALSE(fit.wish().few_bits) << "two seconds in 16 bits are four in 32";
+}
+
 TEST(LinkFit, WhoseDownloadIsLongerThanARoundWishesForLongerOnes) {
   LinkFit fit(fitted_options());
   fit.count(8);

@@ -61,6 +61,80 @@ TEST(OuterStep, LearnsWhileTrainersAreKilledAndReplaced) {
   EXPECT_LT(report.last_loss, report.first_loss / 10);
 }
 
+/// Many local steps in rounds of groups that are drawn anew.
+sim::TrainScenario groups_of(std::size_t group, std::size_t trainers) {
+  auto scenario = sim::small_training();
+  scenario.trainers = trainers;
+  scenario.batch_size = 100;
+  scenario.duration = 105s;
+  scenario.shortest_batch = scenario.longest_batch = 300ms;
+  scenario.batches_per_epoch = 30;
+  scenario.learning_rate = 0.001;
+  scenario.tune = [group](RunOptions& options) {
+    options.use_local_updates = true;
+    options.delay_state_averaging = false;
+    options.matchmaking_time = 2s;
+    options.outer_optimizer = OuterOptimizer{.momentum = 0.5};
+    options.target_group_size = group;
+  };
+  return scenario;
+}
+
+/// What trainers differ by does not add up from round to round, as it would if they stepped by the mean difference of
+/// their group, from anchors of their own.
+TEST(OuterStep, GroupsOfADividedRunStayTogether) {
+  const auto report = sim::run_training(groups_of(8, 16));
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GE(report.epochs, 9u);
+  EXPECT_GT(report.mean_group, 6);
+  EXPECT_LT(report.mean_group, 11);
+  EXPECT_GT(report.apart, 0) << "rounds were measured";
+  EXPECT_LT(report.apart, 0.01);
+  EXPECT_LT(report.loss_after_round, 1.02 * report.loss_of_one_group);
+  EXPECT_EQ(report.offences, 0);
+}
+
+/// In float16, as parameters do not travel in 4 bits. Downloads and reports are most of what is sent, with and without.
+TEST(OuterStep, GroupsOfADividedRunSendParametersInFewerBits) {
+  auto scenario = groups_of(8, 16);
+  scenario.duration = 60s;
+  scenario.ballast = 100'000;
+  const auto tune = scenario.tune;
+  std::array<sim::TrainScenarioReport, 2> reports;
+  for (const bool few : {false, true}) {
+    scenario.tune = [&](RunOptions& options) {
+      tune(options);
+      if (few) options.agreed_grad_compression = codec::Codec::block4;
+    };
+    reports[few] = sim::run_training(scenario);
+    EXPECT_GE(reports[few].epochs, 4u);
+    EXPECT_LT(reports[few].last_loss, reports[few].first_loss);
+  }
+  SCOPED_TRACE(::testing::PrintToString(reports));
+  EXPECT_LT(reports[1].bytes_per_peer_second, 0.95 * reports[0].bytes_per_peer_second);
+}
+
+/// Two groups of a hundred, as runs divide by themselves.
+TEST(OuterStep, TwoHundredTrainersStayTogether) {
+  auto scenario = groups_of(128, 200);
+  scenario.batch_size = 16;
+  scenario.duration = 5min;
+  scenario.arrival = 30s;
+  scenario.shortest_batch = 500ms;
+  scenario.longest_batch = 1s;
+  const auto tune = scenario.tune;
+  scenario.tune = [&tune](RunOptions& options) {
+    tune(options);
+    options.matchmaking_time = 5s;
+  };
+  const auto report = sim::run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GT(report.mean_group, 80);
+  EXPECT_GT(report.apart, 0);
+  EXPECT_LT(report.apart, 0.01);
+  EXPECT_LT(report.loss_after_round, 1.02 * report.loss_of_one_group);
+}
+
 /// SparseLoCo: a quarter of 64 values at a time, by both rules of its authors.
 TEST(OuterStep, LearnsFromTheLargestDifferencesAlone) {
   for (const averaging::Aggregation& how :

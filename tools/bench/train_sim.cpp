@@ -7,6 +7,26 @@
 #include "cohive/testing/train_scenario.hpp"
 
 namespace cohive::bench {
+namespace {
+
+constexpr double kLocalRate = 0.001;    // at which a dozen rounds of 30 steps lead half of the way
+constexpr double kOuterMomentum = 0.5;  // as goes with short rounds
+constexpr Duration kShortestStep = 500ms, kLongestStep = 1s;
+
+/// Rounds of so many local steps, of trainers that learn all of the time.
+void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
+  scenario.batches_per_epoch = settings.local_steps;
+  scenario.learning_rate = kLocalRate;
+  scenario.shortest_batch = kShortestStep, scenario.longest_batch = kLongestStep;
+  scenario.tune = [group = settings.group](train::RunOptions& options) {
+    options.use_local_updates = true;
+    options.delay_state_averaging = false;
+    options.outer_optimizer = train::OuterOptimizer{.momentum = kOuterMomentum};
+    options.target_group_size = group;
+  };
+}
+
+}  // namespace
 
 nlohmann::json train_sim(const Settings& settings) {
   nlohmann::json rows = nlohmann::json::array();
@@ -19,12 +39,17 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.seed = settings.seed;
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
+    if (settings.local_steps > 0) use_local_steps(scenario, settings);
     const sim::TrainScenarioReport report = sim::run_training(scenario);
     std::cerr << log::format(
         "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n",
         trainers, report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group,
         report.bytes_per_peer_second, 100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers,
         report.newcomers_late, report.downloads, report.real_seconds);
+    if (settings.local_steps > 0)
+      std::cerr << log::format(
+          "{:>8} {:.3f} % of what they have moved apart, loss {:.5f} after a round, {:.5f} in one group\n", "",
+          100 * report.apart, report.loss_after_round, report.loss_of_one_group);
     rows.push_back({{"trainers", trainers},
                     {"minutes", settings.minutes},
                     {"epochs", report.epochs},
@@ -42,6 +67,9 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"followed", report.followed},
                     {"offences", report.offences},
                     {"spread", report.spread},
+                    {"apart", report.apart},
+                    {"loss_after_round", report.loss_after_round},
+                    {"loss_of_one_group", report.loss_of_one_group},
                     {"real_seconds", report.real_seconds}});
   }
   return {{"benchmark", "train-sim"}, {"replaced_per_minute", settings.replaced_per_minute}, {"swarms", rows}};

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cohive/codec/codec_set.hpp"
+#include "cohive/codec/compression.hpp"
 #include "cohive/core/msgpack.hpp"
 #include "cohive/core/peer_id.hpp"
 #include "cohive/core/result.hpp"
@@ -72,15 +73,22 @@ std::string encode_gathered(const Member& member);
 /// \param values  msgpack values that there may be; takes off the ones that there are
 Result<Member> decode_gathered(const PeerId& peer, std::string_view blob, std::size_t* values = nullptr);
 
+/// How values travel in one round; all members come to the same.
+struct RoundCodecs {
+  /// Of parts, in place of AveragerOptions::codec. Only codecs that need no agreement. Unset: that one.
+  std::optional<codec::Compression> ordinary = std::nullopt;
+  bool agreed = true;  ///< AveragerOptions::agreed_codec is used, where all members have offered it
+};
+
 /// What a GroupFinder finds. All members hold the same.
 struct Group {
-  std::string id;                  ///< unique; 20 bytes, or up to 64 of peers that choose otherwise
-  std::vector<Member> members;     ///< in the order in which they share the work, this peer included
-  PeerId leader;                   ///< the member that assembled the group
-  codec::CodecSet agreed_codecs;   ///< of those that need agreement: what all members offered
-  bool uses_agreed_codecs = true;  ///< by what RoundOptions::uses_agreed_codecs says of the members
-  bool caps_shares = false;        ///< all members want that no member reduces more than twice an equal share
-  bool one_average = false;        ///< all members want AveragerOptions::one_average
+  std::string id;                 ///< unique; 20 bytes, or up to 64 of peers that choose otherwise
+  std::vector<Member> members;    ///< in the order in which they share the work, this peer included
+  PeerId leader;                  ///< the member that assembled the group
+  codec::CodecSet agreed_codecs;  ///< of those that need agreement: what all members offered
+  RoundCodecs codecs{};           ///< by what RoundOptions::codecs says of the members
+  bool caps_shares = false;       ///< all members want that no member reduces more than twice an equal share
+  bool one_average = false;       ///< all members want AveragerOptions::one_average
 
   /// Returns the place of `peer` among the members.
   std::optional<std::size_t> index_of(const PeerId& peer) const;

@@ -45,9 +45,9 @@ struct RoundOptions {
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};
-  /// Tells of members that have all offered AveragerOptions::agreed_codec whether this peer uses it in this round, as
-  /// by what they have gathered: all should come to the same. Null: it does.
-  std::function<bool(const std::vector<Member>& members)> uses_agreed_codecs = nullptr;
+  /// Tells how values travel in the round of these members, as by what they have gathered: all of them have to come to
+  /// the same. Called once for a group, before any value is read. Null: as the averager's options say.
+  std::function<RoundCodecs(const std::vector<Member>& members)> codecs = nullptr;
   /// Looks for another group when one fails. Tensors that were handed over with the trigger are exchanged once at most:
   /// a round that fails later does not try again.
   bool allow_retries = true;

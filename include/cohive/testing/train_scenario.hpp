@@ -65,8 +65,14 @@ struct TrainScenarioReport {
   /// Largest distance of parameters, in the last epoch, from those of one process that takes the same number of steps
   /// with the same batch size; 1 is that of the model at the beginning from the one that is to be learnt.
   double astray = 0;
-  double offences = 0;        ///< that hosts have reported of each other: none, where all of them are honest
-  std::size_t most_held = 0;  ///< bytes that peers have filled of one host, at the worst moment (MemoryBudget)
+  /// With local steps that nothing delays: the root mean square distance of the trainers' parameters after a round from
+  /// their mean, as a share of how far that has moved since the beginning. That of the worst epoch, the first few
+  /// apart.
+  double apart = 0;
+  double loss_after_round = 0;   ///< then, the mean of the trainers after the last round, noise included
+  double loss_of_one_group = 0;  ///< the same, if all of them had averaged with one another in each epoch
+  double offences = 0;           ///< that hosts have reported of each other: none, where all of them are honest
+  std::size_t most_held = 0;     ///< bytes that peers have filled of one host, at the worst moment (MemoryBudget)
   std::size_t over_budget =
       0;                    ///< hosts of which they have filled more than its budget, or that ended with some charged
   double real_seconds = 0;  ///< that the simulation took

@@ -41,6 +41,9 @@ struct Moment {
   double samples = 0;                       ///< of this peer in the epoch that ends
   std::uint64_t batches = 0;                ///< that these samples came in
   double seconds = 0;                       ///< that this peer has computed for them, without waits for the run
+  /// The run is divided, and the round is that of one of several groups. It is the same for all members: groups of a
+  /// divided run are looked for under keys of their own.
+  bool divided = false;
 };
 
 /// When the trainer, which waits for the end of the epoch, may go on.
@@ -87,8 +90,10 @@ class Exchange {
   virtual bool yields_parameters() const { return false; }
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.
   virtual bool is_divided() const { return true; }
-  /// Tells whether a round of these members uses AveragerOptions::agreed_codec, which all of them have offered.
-  virtual bool uses_agreed_codecs(const std::vector<averaging::Member>&) const { return true; }
+  /// Tells how values travel in the round of these members, who all come to the same. Called once for each group,
+  /// before what was offered is read.
+  /// \param divided  as Moment::divided
+  virtual averaging::RoundCodecs codecs(const std::vector<averaging::Member>&, bool /*divided*/) { return {}; }
   /// Returns how long the next round waits for any member, however late it was before.
   virtual Duration patience() const { return {}; }
   /// Returns what the members of a group tell each other.

@@ -8,6 +8,9 @@
 ///   anchor     = anchor - lr * (mean + mu * momentum)       as torch.optim.SGD(nesterov=True) has it
 ///   parameters = anchor                    and the next local steps begin
 ///
+/// In a run that is divided into groups the difference is that of each trainer's anchor from the mean of the parameters
+/// of its group, which are what is averaged there (https://arxiv.org/abs/2506.10911).
+///
 /// A round is an epoch: target_batch_size samples of all trainers, so that a fast one makes more local steps than a
 /// slow one; with fragments it averages one of them, and so many epochs are a round of the model
 /// (https://arxiv.org/abs/2501.18512). Anchor, momentum and what is averaged are three copies of the parameters in host

@@ -61,8 +61,9 @@ struct RunOptions {
   bool use_local_updates = false;
   /// With use_local_updates: what the trainers have come to is averaged once in an epoch, and an outer optimizer steps
   /// by it, in place of an average of the parameters: fewer bytes and longer rounds. What grad_compression,
-  /// agreed_grad_compression and grad_aggregation say of gradients holds for it. Extra tensors and statistics are not
-  /// averaged. nullopt: none.
+  /// agreed_grad_compression and grad_aggregation say of gradients holds for it; in a run of several groups, where
+  /// parameters are averaged, state_averaging_compression. Extra tensors and statistics are not averaged. nullopt:
+  /// none.
   std::optional<OuterOptimizer> outer_optimizer = std::nullopt;
   /// With outer_optimizer: how long a round is follows the links of the trainers, which agree on it, so that they wait
   /// for it as little as they can: 10 to 500 local steps of each. target_batch_size is not looked at, the first rounds

@@ -77,11 +77,11 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
   for (std::size_t i = 0; i < tensors.infos().size(); ++i) {
     const TensorInfo& tensor = tensors.infos()[i];
     const codec::CompressionInfo info = compression_info(tensor, i);
-    const auto ordinary = options.codec.choose(info);
+    const auto ordinary = setup.group->codecs.ordinary.value_or(options.codec).choose(info);
     if (!ordinary) return ordinary.error();
     TensorCodecs& chosen =
         codecs.emplace_back(TensorCodecs{*ordinary, std::nullopt, bytes_per_value(tensor, ordinary->codec)});
-    if (options.agreed_codec && tensors.keeps_residuals() && setup.group->uses_agreed_codecs) {
+    if (options.agreed_codec && tensors.keeps_residuals() && setup.group->codecs.agreed) {
       const auto agreed = options.agreed_codec->choose(info);
       if (!agreed) return agreed.error();
       if (setup.group->agreed_codecs.contains(agreed->codec)) {

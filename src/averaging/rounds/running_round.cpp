@@ -81,7 +81,7 @@ RoundReport RunningRound::report(TimePoint trigger) && {
   report.group_id = group.id;
   report.group = group.members;
   report.leader = group.leader;
-  if (group.uses_agreed_codecs) report.agreed_codecs = group.agreed_codecs;
+  if (group.codecs.agreed) report.agreed_codecs = group.agreed_codecs;
   report.one_average = group.one_average;
   for (const MemberTraffic& member : *traffic_) {
     report.exchanged.push_back(member.summary(trigger));

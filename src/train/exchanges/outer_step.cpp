@@ -32,9 +32,6 @@ constexpr float kSparseKept = 0.95f;
 // The first steps are the largest, and what is not sent comes late: as Deep Gradient Compression does (arXiv:1712.01887),
 // they begin with more of the values, and come down to the share that was asked for.
 constexpr double kFirstDensity = 16, kWarmUpSteps = 20;
-/// Values of a tensor below which it travels as it is where others travel in sparse2: norms and biases, for which
-/// leaving most out costs more than it saves.
-constexpr std::uint64_t kSmallTensor = 4096;
 
 bool is_sparse(const RunOptions& options) {
   return options.agreed_grad_compression && codec::uses(*options.agreed_grad_compression, codec::Codec::sparse2);
@@ -90,6 +87,14 @@ void subtract(std::span<float> from, std::span<const float> values) {
 }
 void add(std::span<float> to, std::span<const float> values) {
   std::ranges::transform(to, values, to.begin(), std::plus());
+}
+
+/// What values differ by from an anchor takes their place.
+void become_difference(std::span<const float> anchor, std::span<float> values) {
+  std::ranges::transform(anchor, values, values.begin(), std::minus());
+}
+void become_differences(const std::vector<std::vector<float>>& anchor, std::vector<std::vector<float>>& values) {
+  for (std::size_t i = 0; i < anchor.size(); ++i) become_difference(anchor[i], values[i]);
 }
 
 /// The step from an anchor by the mean difference.
@@ -176,9 +181,11 @@ msgpack::Value OuterStep::greeting(std::uint64_t) const {
   return greeting;
 }
 
-bool OuterStep::uses_agreed_codecs(const std::vector<averaging::Member>& members) const {
+averaging::RoundCodecs OuterStep::codecs(const std::vector<averaging::Member>& members, bool divided) {
   const auto outcome = fit_ ? outcome_of(wishes_of(members)) : std::nullopt;
-  return !outcome || outcome->few_bits;
+  if (!averages_parameters(divided)) return {.agreed = !outcome || outcome->few_bits};
+  few_bits_ = outcome && outcome->few_bits;
+  return {.ordinary = parameter_compression(options_, few_bits_), .agreed = false};
 }
 
 Task<void> OuterStep::prepare(const Moment& moment) {
@@ -189,13 +196,15 @@ Task<void> OuterStep::prepare(const Moment& moment) {
 }
 
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
+  const bool parameters = averages_parameters(moment.divided);
   co_await runtime_.offload(
-      [&replica = replica_, memory = memory_, keeps_own = is_delayed(moment), used = replica_.in_use()] {
+      [&replica = replica_, memory = memory_, parameters, keeps_own = is_delayed(moment), used = replica_.in_use()] {
         replica.read_parameters(memory->in_model(memory->difference));
         memory->failed.clear();
-        for (std::size_t i = 0; i < memory->anchor.size(); ++i)
-          std::ranges::transform(memory->anchor[i], memory->difference[i], memory->difference[i].begin(), std::minus());
-        if (keeps_own) memory->own = memory->difference;
+        if (!parameters) become_differences(memory->anchor, memory->difference);
+        if (!keeps_own) return;
+        memory->own = memory->difference;
+        if (parameters) become_differences(memory->anchor, memory->own);
       });
   // What is not averaged counts as no step of the anchor, the same for all members that have lost its reducer. What
   // this peer has come to there stays in its parameters, and is part of the next difference.
@@ -203,12 +212,19 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   how.residuals = residuals_;
   how.answers = answers_;
   if (answers_) how.density_factor = std::max(1.0, std::pow(kFirstDensity, 1 - memory_->steps / kWarmUpSteps));
-  how.on_result = [memory = memory_](const averaging::StretchResult& result) {
+  how.on_result = [memory = memory_, parameters](const averaging::StretchResult& result) {
     if (result.averaged) return;
     const auto part = part_of(memory->difference[result.stretch.tensor], result.stretch);
+    const auto anchor = part_of(memory->anchor[result.stretch.tensor], result.stretch);
+    std::vector<float> own(part.begin(), part.end());
+    if (parameters) {
+      become_difference(anchor, own);
+      std::ranges::copy(anchor, part.begin());
+    } else {
+      std::ranges::fill(part, 0.0f);
+    }
     const std::lock_guard lock(memory->mutex);
-    memory->failed.push_back({result.stretch, {part.begin(), part.end()}});
-    std::ranges::fill(part, 0.0f);
+    memory->failed.push_back({result.stretch, std::move(own)});
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
   const double weight = moment.occasion == Occasion::epoch_end ? (optimizer_.open_diloco ? 1 : moment.samples)
@@ -223,23 +239,26 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   counted_ = is_behind(*round);
   if (counted_) co_return Effect::behind;
   averaged_ = true;
-  compare_anchors(*round);
+  const bool parameters = averages_parameters(moment.divided);
+  compare_anchors(*round, parameters);
   if (moment.occasion == Occasion::epoch_end) warn_of_short_rounds(moment.batches);
   optim::SgdOptions sgd{.lr = optimizer_.lr, .momentum = optimizer_.momentum};
   sgd.nesterov = optimizer_.nesterov && optimizer_.momentum > 0;
   // Beside the epochs few local steps have been made: the mean is where all of them end.
   if (moment.occasion == Occasion::extra) sgd = {.lr = 1};
   const bool delayed = is_delayed(moment);
-  co_await runtime_.offload([&replica = replica_, memory = memory_, sgd, delayed, used = replica_.in_use()] {
-    if (delayed) {
-      step_beside(*memory, sgd);
-      replica.change_parameters(memory->in_model(memory->own));
-    } else {
-      step_to_difference(*memory, sgd);
-      replica.write_parameters(memory->in_model(memory->difference));
-    }
-    memory->checksum = checksum_of(memory->anchor);
-  });
+  co_await runtime_.offload(
+      [&replica = replica_, memory = memory_, sgd, parameters, delayed, used = replica_.in_use()] {
+        if (parameters) become_differences(memory->anchor, memory->difference);
+        if (delayed) {
+          step_beside(*memory, sgd);
+          replica.change_parameters(memory->in_model(memory->own));
+        } else {
+          step_to_difference(*memory, sgd);
+          replica.write_parameters(memory->in_model(memory->difference));
+        }
+        memory->checksum = checksum_of(memory->anchor);
+      });
   co_return delayed ? Effect::publishable : Effect::none;
 }
 
@@ -253,18 +272,19 @@ bool OuterStep::is_behind(const averaging::RoundReport& round) const {
   return 2 * ahead > round.group.size() - 1;
 }
 
-/// The members told checksums of the anchors that they began the round with.
-void OuterStep::compare_anchors(const averaging::RoundReport& round) {
+/// The members told checksums of the anchors that they began the round with. Rounds of parameters repair these.
+void OuterStep::compare_anchors(const averaging::RoundReport& round, bool parameters) {
   std::set<std::pair<std::uint64_t, std::uint64_t>> anchors;  // steps, checksum
   for (const auto& member : round.group) {
     const auto [steps, checksum, wish] = greeting_of(member);
     if (steps && checksum && *checksum != 0) anchors.emplace(*steps, *checksum);
   }
-  memory_->differs = anchors.size() > 1;
+  memory_->differs = !parameters && anchors.size() > 1;
 }
 
 void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundReport& round) {
   if (!fit_ || round.group.size() < 2) return;
+  const bool parameters = averages_parameters(moment.divided);
   Duration last_arrival{};  // before, this peer has waited for a member whose epoch ended later
   for (const auto& member : round.exchanged) last_arrival = std::max(last_arrival, member.arrival.value_or(0s));
   fit_->round_ended({.members = round.group.size(),
@@ -275,7 +295,8 @@ void OuterStep::fit_next_rounds(const Moment& moment, const averaging::RoundRepo
                      .whole = whole_,
                      .behind = to_seconds(runtime_.now() - began_),
                      .transfer = to_seconds(round.allreduce - last_arrival),
-                     .few_bits = !round.agreed_codecs.empty(),
+                     .parameters = parameters,
+                     .few_bits = parameters ? few_bits_ : !round.agreed_codecs.empty(),
                      .link = round.link},
                     wishes_of(round.group));
 }

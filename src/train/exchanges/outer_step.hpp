@@ -55,6 +55,11 @@ inline bool goes_on(const RunOptions& options, const Moment& moment) {
 
 /// Averages how far the trainers have come in a fragment of the model, and steps there. With delay_state_averaging the
 /// trainer goes on meanwhile, and what it makes of its parameters in that time is added to the result.
+///
+/// In a divided run each group comes to a mean of its own, and anchors that follow such means drift apart. There the
+/// parameters are averaged, and each member steps by what its own anchor differs by from their mean (NoLoCo,
+/// https://arxiv.org/abs/2506.10911): from one anchor this is the same step, and what a member's anchor differs by from
+/// those of the others is part of its difference, so that the next groups undo it.
 class OuterStep final : public Exchange {
  public:
   /// Throws std::invalid_argument with a sentence for a model whose parameters it cannot copy.
@@ -69,7 +74,7 @@ class OuterStep final : public Exchange {
   bool keeps_unaveraged() const override { return averaged_; }
   msgpack::Value greeting(std::uint64_t) const override;
   Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
-  bool uses_agreed_codecs(const std::vector<averaging::Member>& members) const override;
+  averaging::RoundCodecs codecs(const std::vector<averaging::Member>& members, bool divided) override;
   Duration patience() const override { return fit_ ? from_seconds(fit_->patience()) : Duration{}; }
   Task<void> prepare(const Moment& moment) override;
   Task<Offer> offer(const Moment& moment) override;
@@ -86,8 +91,9 @@ class OuterStep final : public Exchange {
 
  private:
   bool is_delayed(const Moment& moment) const { return goes_on(options_, moment); }
+  bool averages_parameters(bool divided) const { return divided && !optimizer_.open_diloco; }
   bool is_behind(const averaging::RoundReport& round) const;
-  void compare_anchors(const averaging::RoundReport& round);
+  void compare_anchors(const averaging::RoundReport& round, bool parameters);
   void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
   void warn_of_short_rounds(std::uint64_t batches);
   void forget_what_is_owed();
@@ -112,6 +118,7 @@ class OuterStep final : public Exchange {
   bool counted_ = false;            // the last offer was averaged, though this peer does not hold what came of it
   bool carries_ = false;            // until loaded(): `difference` has what this peer has come to
   bool warned_ = false;
+  bool few_bits_ = false;  // of the parameters of the last group that averaged these
 };
 
 /// Averages the anchors now and then, where they differ. The parameters stay as they are: what changes in an anchor is

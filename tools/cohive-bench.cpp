@@ -121,6 +121,10 @@ int main(int argc, char** argv) {
       ->add_option("--replaced-per-minute", settings.replaced_per_minute,
                    "share of the trainers that is killed and replaced (default 0.1)")
       ->transform(tools::real(0, 10));
+  train_sim
+      ->add_option("--sharded-above", settings.sharded_above,
+                   "trainers from which on progress is told in shards; 0: never (default 128)")
+      ->transform(tools::whole());
   train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
       ->transform(tools::whole());
   auto* fitted_links = app.add_subcommand(

@@ -23,6 +23,7 @@ struct Settings : Simulated {
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
+  std::size_t sharded_above = 128;            ///< of train-sim: TrackerOptions::sharded_above
   std::size_t model_millions = 10;            ///< of fitted-links: parameters
   double step_seconds = 0.2;                  ///< of fitted-links
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim

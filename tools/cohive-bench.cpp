@@ -127,6 +127,10 @@ int main(int argc, char** argv) {
       ->transform(tools::real(0, 1000));
   train_sim->add_option("--group", settings.group, "trainers in a group, about; 0: one of all (default 128)")
       ->transform(tools::whole(0, 10000));
+  train_sim
+      ->add_option("--sharded-above", settings.sharded_above,
+                   "trainers from which on progress is told in shards; 0: never (default 128)")
+      ->transform(tools::whole());
   train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
       ->transform(tools::whole());
   auto* fitted_links = app.add_subcommand(

@@ -30,6 +30,7 @@ train::TrackerOptions read_tracker_options(const char* text) {
   reader.read("expected_drift_rate", options.expected_drift_rate);
   reader.read("performance_ema_alpha", options.performance_ema_alpha);
   reader.read("metadata_expiration", options.metadata_expiration);
+  reader.read("sharded_above", options.sharded_above);
   reader.finish();
   if (const auto fault = fault_of_name(options.run_id)) refuse("run_id " + *fault);
   if (!(options.target_batch_size >= 1)) refuse("target_batch_size must be at least 1");

@@ -112,6 +112,7 @@ void read_tracker(OptionReader& reader, train::TrackerOptions& tracker) {
   reader.read("max_refresh_period", tracker.max_refresh_period);
   reader.read("default_refresh_period", tracker.default_refresh_period);
   reader.read("metadata_expiration", tracker.metadata_expiration);
+  reader.read("sharded_above", tracker.sharded_above);
   reader.read("expected_drift_peers", tracker.expected_drift_peers);
   reader.read("expected_drift_rate", tracker.expected_drift_rate);
   if (tracker.min_refresh_period <= 0s || tracker.max_refresh_period < tracker.min_refresh_period)

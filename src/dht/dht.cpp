@@ -278,8 +278,10 @@ Task<Result<std::vector<NodeReport>>> Dht::ask(PeerId peer, std::vector<DhtId> k
   co_return reports;
 }
 
-Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline) {
-  auto found = co_await impl_->explore({key}, impl_->options.bucket_size, deadline.value_or(Deadline::never()));
+Task<std::vector<std::pair<DhtId, PeerId>>> Dht::nearest_nodes(DhtId key, std::optional<Deadline> deadline,
+                                                               std::size_t beam) {
+  if (beam == 0) beam = impl_->options.bucket_size;
+  auto found = co_await impl_->explore({key}, beam, deadline.value_or(Deadline::never()));
   std::vector<std::pair<DhtId, PeerId>> nodes;
   for (const NodeEntry& node : found[key].nearest) nodes.emplace_back(node.id, node.peer);
   co_return nodes;

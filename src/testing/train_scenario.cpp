@@ -11,6 +11,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/metrics.hpp"
+#include "cohive/rpc/metrics.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/run.hpp"
@@ -142,6 +143,7 @@ class SimulatedSwarm final : public TrainSwarm {
       runtime_.run_for(1s);
       const std::uint64_t latest = epoch();
       if (latest > std::exchange(report_.epochs, latest)) entered_ = second + 1;
+      if (second > 2 * to_seconds(scenario_.arrival)) compare_samples(latest);
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
     finish_report();
@@ -306,6 +308,11 @@ class SimulatedSwarm final : public TrainSwarm {
       waited_ += to_seconds(trainer.waited);
       lived_ += to_seconds(runtime_.now() - trainer.began);
     }
+    const auto bytes = static_cast<double>(trainer.run->progress().shard_bytes);
+    report_.shard_bytes += bytes / static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
+    if (trainer.began != TimePoint{})
+      report_.shard_bytes_busiest =
+          std::max(report_.shard_bytes_busiest, bytes / std::max(60.0, to_seconds(runtime_.now() - trainer.began)));
     const auto stats = trainer.run->stats();
     report_.downloads += stats.state_downloads;
     report_.followed += stats.states_followed;
@@ -379,7 +386,43 @@ class SimulatedSwarm final : public TrainSwarm {
     return epochs / std::max(entered_, to_seconds(scenario_.duration) - entered_ / epochs) * 3600;
   }
 
+  /// What trainers take the samples of the epoch for, beside those that there are; both end at the target.
+  void compare_samples(std::uint64_t latest) {
+    const auto target = static_cast<double>(target_);
+    double there_are = 0;
+    std::vector<double> reckoned;
+    for (const auto& trainer : trainers_) {
+      if (!trainer->run || trainer->run->epoch() != latest) continue;
+      const train::GlobalProgress seen = trainer->run->progress();
+      if (seen.epoch != latest) continue;
+      there_are += seen.own_samples;
+      if (!seen.others_train) continue;
+      const double left = (seen.eta - runtime_.wall_time()) * seen.samples_per_second;
+      reckoned.push_back(std::clamp(target - left, 0.0, target));
+    }
+    for (const double samples : reckoned)
+      samples_errors_.push_back(std::abs(samples - std::min(there_are, target)) / target);
+  }
+
+  /// Bytes of calls that all trainers have sent.
+  double bytes_of(const char* method) {
+    double sum = 0;
+    for (const char* side : {"client", "server"})
+      sum += rpc::MethodMetrics(runtime_.metrics(), method, side).bytes_sent.value();
+    return sum;
+  }
+
+  void report_progress() {
+    const double peer_seconds = static_cast<double>(scenario_.trainers) * to_seconds(scenario_.duration);
+    report_.dht_bytes = (bytes_of("rpc_find") + bytes_of("rpc_store") + bytes_of("rpc_ping")) / peer_seconds;
+    if (samples_errors_.empty()) return;
+    const auto rank = static_cast<std::ptrdiff_t>(static_cast<double>(samples_errors_.size()) * 0.95);
+    std::ranges::nth_element(samples_errors_, samples_errors_.begin() + rank);
+    report_.samples_error = samples_errors_[static_cast<std::size_t>(rank)];
+  }
+
   void finish_report() {
+    report_progress();
     report_.epochs_per_hour = epochs_per_hour();
     for (std::uint64_t number = 1; number < report_.epochs; ++number)
       if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;
@@ -511,6 +554,7 @@ class SimulatedSwarm final : public TrainSwarm {
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
+  std::vector<double> samples_errors_;
   double entered_ = 0;  // the epoch in progress, in seconds from the beginning
   TrainScenarioReport report_;
   TaskGroup tasks_;
@@ -520,13 +564,16 @@ class SimulatedSwarm final : public TrainSwarm {
 
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
-             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer, waiting {:.2f} %, loss {:.3e} (one process "
+             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer (DHT {:.0f}, shards {:.0f}, busiest {:.0f}), "
+             "samples "
+             "{:.1f} % off at most for 95 of 100, waiting {:.2f} %, loss {:.3e} (one process "
              "{:.3e}, "
              "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} "
              "offences, {:.2f} % apart, loss {:.4g} after a round ({:.4g} in one group), "
              "{} bytes held "
              "({} hosts over budget), {:.1f} s",
-             report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, 100 * report.waiting,
+             report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, report.dht_bytes,
+             report.shard_bytes, report.shard_bytes_busiest, 100 * report.samples_error, 100 * report.waiting,
              report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
              report.newcomers_late, report.downloads, report.followed, report.offences, 100 * report.apart,
              report.loss_after_round, report.loss_of_one_group, report.most_held, report.over_budget,

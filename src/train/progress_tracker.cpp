@@ -10,14 +10,13 @@
 #include "cohive/dht/schema.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "median.hpp"
+#include "progress_entry.hpp"
+#include "shards/shards.hpp"
 
 namespace cohive::train {
 namespace {
 
-constexpr double kNoRate = 1e-20;  // never zero: the schema wants a positive float
-constexpr double kMaxPlausible = 1e15;
-// Seconds that a report is believed, however late it expires, and that the clock of its peer may be ahead.
-constexpr double kLongestReport = 600, kMostAhead = 120;
+constexpr double kNoRate = 1e-20;         // never zero: the schema wants a positive float
 constexpr double kMinTime = 1e-12;        // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
@@ -35,15 +34,6 @@ constexpr double kMuchFaster = 16;        // than the median trainer
 constexpr std::size_t kMaxBound = 20'000;
 
 }  // namespace
-
-/// The record of one trainer.
-struct ProgressTracker::Entry {
-  std::string marker;  ///< of the key that signed it
-  std::uint64_t epoch;
-  double samples, samples_per_second, time;
-  bool client;
-  std::optional<PeerId> peer;
-};
 
 void PerformanceEma::update(double samples, double now) {
   if (samples <= 0 || last_ < 0) {
@@ -66,6 +56,7 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
       changed_(runtime_, "progress to report"),
       fetch_wanted_(runtime_, "time to look at the run's progress"),
       seen_(runtime_, "news of the run's progress"),
+      shards_(std::make_unique<ProgressShards>(dht_, key_, options_)),
       tasks_(runtime_, "progress tracker") {
   if (const auto fault = fault_of_name(options_.run_id))
     throw std::invalid_argument("TrackerOptions::run_id " + *fault);
@@ -84,10 +75,12 @@ void ProgressTracker::start() {
 Task<void> ProgressTracker::close(Deadline deadline) {
   tasks_.cancel();
   co_await withdraw(deadline);
+  co_await shards_->close(deadline);
 }
 
 Task<void> ProgressTracker::withdraw(Deadline deadline) {
   withdrawn_ = true;
+  co_await shards_->withdraw(deadline);
   if (std::exchange(stored_, false)) co_await store_record(true, deadline);
 }
 
@@ -105,6 +98,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
     global_ = progress;
     global_.expected = expected_of(progress);
     global_.others_train = !others_.empty();
+    global_.shard_bytes = shards_->bytes_sent();
   }
   seen_.notify_all();
 }
@@ -129,7 +123,9 @@ Task<void> ProgressTracker::news(Deadline deadline) {
 
 void ProgressTracker::report(std::uint64_t epoch, double samples) {
   const double extra = samples - (epoch == epoch_ ? samples_ : 0);
+  changed_at_ = dht_.now();
   if (extra > 0) {
+    batch_ = extra;
     ema_.update(extra, uptime());
   } else {
     restart_timer();
@@ -163,6 +159,7 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   }
   epoch_ = epoch;
   samples_ = 0;
+  changed_at_ = dht_.now();
   restart_timer();
   publish();
   fetch_soon();
@@ -182,7 +179,7 @@ void ProgressTracker::restart_timer() {
 
 void ProgressTracker::training_resumes() {
   restart_timer();
-  resumed_ = dht_.now();
+  resumed_ = changed_at_ = dht_.now();
   GlobalProgress global = snapshot();
   if (others_.empty() || global.epoch != epoch_) return;
   global.eta = dht_.now() + until_target(global);
@@ -205,12 +202,7 @@ Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> d
   const double expiration = dht::later_expiration(now + to_seconds(options_.metadata_expiration), newest_expiration_);
   Value record;
   if (!goodbye)
-    record = Map{{{"peer_id", Value::bin(dht_.host().id().bytes())},
-                  {"epoch", epoch_},
-                  {"samples_accumulated", static_cast<std::uint64_t>(std::max(0.0, samples_))},
-                  {"samples_per_second", ema_.samples_per_second()},
-                  {"time", now},
-                  {"client_mode", options_.client_mode}}};
+    record = entry_value(dht_.host().id(), epoch_, samples_, ema_.samples_per_second(), now, options_.client_mode);
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
                                           std::move(record), expiration, deadline);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
@@ -226,7 +218,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
     self.unpublished_ = false;
     // A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
     if (self.withdrawn_) co_return;
-    if (self.active_epoch_ && *self.active_epoch_ + 1 >= self.snapshot().epoch) {
+    if (self.trains() && !self.sharded_) {
       const bool first = !std::exchange(self.stored_, true);
       co_await self.store_record(false);
       // Trainers that begin at the same time see each other at once, not after the period of a lonely peer.
@@ -243,7 +235,8 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 
 bool ProgressTracker::is_met(const PeerId& peer) const {
   const auto met = met_.find(peer), bound = bound_.find(peer);
-  return met != met_.end() && bound != bound_.end() && met->second == bound->second;
+  if (met == met_.end() || bound == bound_.end()) return false;
+  return met->second == bound->second || bound->second == peer.binary();  // proven by its identity
 }
 
 /// Trainers that were not in the last round and have not reported since, and trainers whose process has ended.
@@ -340,31 +333,17 @@ void ProgressTracker::doubt_claims_above(std::uint64_t proven) {
   fetch_soon();
 }
 
-/// Strictly typed: what does not fit is left out.
+/// What does not fit is left out.
 std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetResult& record) const {
   std::vector<Entry> entries;
   for (const auto& [subkey, stored] : record.entries()) {
-    const auto* marker = subkey.get_if<msgpack::Bin>();
-    const auto* map = stored.value.get_if<msgpack::Map>();
-    if (!marker || !map) continue;
-    const auto *epoch = map->find("epoch"), *samples = map->find("samples_accumulated"),
-               *rate = map->find("samples_per_second"), *time = map->find("time"), *client = map->find("client_mode");
-    if (!epoch || !samples || !rate || !time || !client) continue;
-    const auto* rate_value = rate->get_if<double>();
-    const auto* time_value = time->get_if<double>();
-    const auto* client_value = client->get_if<bool>();
-    if (!epoch->as_uint() || !samples->as_uint() || !rate_value || !time_value || !client_value) continue;
-    if (!(*rate_value >= 0 && *rate_value < kMaxPlausible) || *epoch->as_uint() > kMostEpochs) continue;
-    const double age = dht_.now() - *time_value;
-    if (marker->data != key_->ownership_marker() && !(age <= kLongestReport && age >= -kMostAhead)) continue;
-    const auto* peer = map->find("peer_id");
-    const auto* bytes = peer ? peer->get_if<msgpack::Bin>() : nullptr;
-    const auto id = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
+    auto entry = read_entry(subkey, stored.value, options_.target_batch_size);
+    if (!entry) continue;
+    const bool own = entry->marker == key_->ownership_marker();
+    if (!own && !is_timely(*entry, dht_.now())) continue;
     // The record of an earlier process with our identity is not another trainer.
-    if (id == dht_.host().id() && marker->data != key_->ownership_marker()) continue;
-    // No trainer does more than a whole batch: a larger claim counts as one.
-    const double done = std::min(static_cast<double>(*samples->as_uint()), options_.target_batch_size);
-    entries.push_back({marker->data, *epoch->as_uint(), done, *rate_value, *time_value, *client_value, id});
+    if (entry->peer == dht_.host().id() && !own) continue;
+    entries.push_back(std::move(*entry));
   }
   return entries;
 }
@@ -377,8 +356,12 @@ void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
     const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
     if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
   }
-  for (Entry& entry : entries)
-    if (entry.peer && bound.try_emplace(*entry.peer, entry.marker).first->second != entry.marker) entry.peer.reset();
+  for (Entry& entry : entries) {
+    if (!entry.peer) continue;
+    std::string& marker = bound.try_emplace(*entry.peer, entry.marker).first->second;
+    if (entry.marker == entry.peer->binary()) marker = entry.marker;  // proven by its identity
+    if (marker != entry.marker) entry.peer.reset();
+  }
   bound_ = std::move(bound);
 }
 
@@ -521,11 +504,13 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
 }
 
 Task<void> ProgressTracker::refresh() {
+  if (sharded_) co_return co_await refresh_from_shards();
   auto found = co_await read_record();
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return;
   }
+  if (sharded_) co_return;  // since another look
   std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
   others_.clear();
   drawn_ = found && found->is_sampled();
@@ -542,11 +527,13 @@ Task<void> ProgressTracker::refresh() {
   } else {
     add_up(entries, *found, global);
   }
+  note_way(global.peers, std::ranges::any_of(entries, &Entry::is_sum));
   const auto is_own = [this](const auto& report) { return report.first == dht_.host().id(); };
-  if (!looked_ && std::ranges::all_of(reports_, is_own))
+  const bool alone = std::ranges::all_of(reports_, is_own) && std::ranges::none_of(entries, &Entry::is_sum);
+  if (!looked_ && alone)
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
               options_.run_id);
-  if (!std::exchange(looked_, true)) others_began_ = !std::ranges::all_of(reports_, is_own);
+  if (!std::exchange(looked_, true)) others_began_ = !alone;
   set(global);
   dial_strangers();
 }

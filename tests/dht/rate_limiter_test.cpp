@@ -1,5 +1,5 @@
 // Who asks for much waits; nobody else notices.
-#include "dht/rate_limiter.hpp"
+#include "dht/detail/rate_limiter.hpp"
 
 #include <gtest/gtest.h>
 

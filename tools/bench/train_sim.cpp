@@ -30,9 +30,10 @@ void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
 
 nlohmann::json train_sim(const Settings& settings) {
   nlohmann::json rows = nlohmann::json::array();
-  std::cerr << log::format("{:>8} {:>7} {:>9} {:>6} {:>7} {:>11} {:>8} {:>10} {:>10} {:>10} {:>6} {:>9} {:>8}\n",
-                           "trainers", "epochs", "epochs/h", "alone", "group", "B/s/peer", "waiting", "loss",
-                           "one's loss", "newcomers", "late", "downloads", "real s");
+  std::cerr << log::format(
+      "{:>8} {:>7} {:>9} {:>6} {:>7} {:>11} {:>8} {:>8} {:>8} {:>8} {:>8} {:>10} {:>10} {:>10} {:>6} {:>9} {:>8}\n",
+      "trainers", "epochs", "epochs/h", "alone", "group", "B/s/peer", "DHT B/s", "shards", "busiest", "error",
+      "waiting", "loss", "one's loss", "newcomers", "late", "downloads", "real s");
   for (const std::size_t trainers : settings.trainers) {
     sim::TrainScenario scenario;
     scenario.trainers = trainers;
@@ -40,11 +41,17 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
     if (settings.local_steps > 0) use_local_steps(scenario, settings);
+    scenario.tune = [&settings, tune = std::move(scenario.tune)](train::RunOptions& options) {
+      options.tracker_options.sharded_above = settings.sharded_above;
+      if (tune) tune(options);
+    };
     const sim::TrainScenarioReport report = sim::run_training(scenario);
     std::cerr << log::format(
-        "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>7.2f}% {:>10.2e} {:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n",
+        "{:>8} {:>7} {:>9.0f} {:>6} {:>7.1f} {:>11.0f} {:>8.0f} {:>8.0f} {:>8.0f} {:>7.2f}% {:>7.2f}% {:>10.2e} "
+        "{:>10.2e} {:>10} {:>6} {:>9} {:>8.1f}\n",
         trainers, report.epochs, report.epochs_per_hour, report.epochs_alone, report.mean_group,
-        report.bytes_per_peer_second, 100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers,
+        report.bytes_per_peer_second, report.dht_bytes, report.shard_bytes, report.shard_bytes_busiest,
+        100 * report.samples_error, 100 * report.waiting, report.last_loss, report.loss_of_one, report.newcomers,
         report.newcomers_late, report.downloads, report.real_seconds);
     if (settings.local_steps > 0)
       std::cerr << log::format(
@@ -57,6 +64,10 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"epochs_alone", report.epochs_alone},
                     {"mean_group", report.mean_group},
                     {"bytes_per_peer_second", report.bytes_per_peer_second},
+                    {"dht_bytes_per_peer_second", report.dht_bytes},
+                    {"shard_bytes_per_peer_second", report.shard_bytes},
+                    {"shard_bytes_of_busiest_per_second", report.shard_bytes_busiest},
+                    {"samples_error", report.samples_error},
                     {"waiting", report.waiting},
                     {"first_loss", report.first_loss},
                     {"last_loss", report.last_loss},
@@ -72,7 +83,10 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"loss_of_one_group", report.loss_of_one_group},
                     {"real_seconds", report.real_seconds}});
   }
-  return {{"benchmark", "train-sim"}, {"replaced_per_minute", settings.replaced_per_minute}, {"swarms", rows}};
+  return {{"benchmark", "train-sim"},
+          {"replaced_per_minute", settings.replaced_per_minute},
+          {"sharded_above", settings.sharded_above},
+          {"swarms", rows}};
 }
 
 }  // namespace cohive::bench

@@ -172,7 +172,9 @@ class Dht {
                                             std::optional<Deadline> deadline = {});
   /// Searches the swarm for the nodes nearest to a key (bucket_size at most, nearest first, without ourselves). At the
   /// deadline, or after search_timeout, returns the nodes known by then.
-  Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key, std::optional<Deadline> deadline = {});
+  /// \param beam  how many of them are asked, and so are there; 0: bucket_size. Farther ones may be named as well
+  Task<std::vector<std::pair<DhtId, PeerId>>> nearest_nodes(DhtId key, std::optional<Deadline> deadline = {},
+                                                            std::size_t beam = 0);
 
   /// Writes the state of this node to a file, bit by bit, so that the loop goes on meanwhile and no second copy of the
   /// records is made. Errors: cohive::Errc::io.

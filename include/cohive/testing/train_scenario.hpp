@@ -53,6 +53,10 @@ struct TrainScenarioReport {
   std::size_t epochs_alone = 0;      ///< that no two trainers averaged
   double mean_group = 0;             ///< members of a gradient round
   double bytes_per_peer_second = 0;  ///< sent on the wire, everything included
+  double dht_bytes = 0;              ///< of these, of the DHT's calls: without what carries them
+  double shard_bytes = 0;            ///< of these, of calls for progress in shards: the same
+  double shard_bytes_busiest = 0;    ///< the same of the trainer that sent most of them
+  double samples_error = 0;          ///< of the samples as trainers reckon them, in epochs: the 95th percentile
   double waiting = 0;                ///< share of their time that trainers waited in synchronise()
   double first_loss = 0;             ///< before the first step, less the noise
   double last_loss = 0;              ///< the same at the end, of the worst trainer of the last epoch

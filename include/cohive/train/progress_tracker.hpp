@@ -54,7 +54,15 @@ struct TrackerOptions {
       expected_drift_rate = 0.2;       ///< the same as a fraction of the peers; the larger of the two counts
   double performance_ema_alpha = 0.1;  ///< of the measured speed, see PerformanceEma
   Duration metadata_expiration = 60s;  ///< after which a report is forgotten; reports are renewed twice as often
+  /// Trainers that a run has when it reports in shards (docs/wire/extensions.md, section 18). Below three quarters of
+  /// it the run's one record is enough again. 0: never.
+  std::size_t sharded_above = 128;
 };
+
+struct ProgressEntry;
+struct ProgressSum;
+struct ShardReport;
+class ProgressShards;
 
 /// The run as last seen.
 struct GlobalProgress {
@@ -69,6 +77,7 @@ struct GlobalProgress {
   std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
   /// Others report samples of this epoch: `samples` is an estimate. Those of this peer alone are counted.
   bool others_train = false;
+  std::uint64_t shard_bytes = 0;  ///< sent by this peer so far, for progress in shards: its own, and as a leader
   /// Unix seconds when the target will be reached; infinite before the first look at the run.
   double eta = std::numeric_limits<double>::infinity();
 };
@@ -144,7 +153,7 @@ class ProgressTracker {
   Runtime& runtime() const { return runtime_; }
 
  private:
-  struct Entry;
+  using Entry = ProgressEntry;
   static Task<void> report_loop(ProgressTracker& self);
   static Task<void> fetch_loop(ProgressTracker& self);
   Task<void> store_record(bool goodbye, std::optional<Deadline> deadline = std::nullopt);
@@ -157,6 +166,12 @@ class ProgressTracker {
   std::size_t expected_of(const GlobalProgress& progress) const;
   void dial_strangers();
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
+  bool trains() const;
+  ShardReport own_report() const;
+  void note_way(std::size_t peers, bool sum_seen);
+  Task<void> refresh_from_shards();
+  void count_run(const ProgressSum& run, GlobalProgress& global);
+  Task<void> leave_shards();
   Task<Result<dht::GetResult>> read_record();
   void bind_peers(std::vector<Entry>& entries);
   void note_reports(const std::vector<Entry>& entries);
@@ -193,8 +208,14 @@ class ProgressTracker {
   double resumed_ = 0;                         // Unix seconds
   std::optional<std::uint64_t> active_epoch_;  // of the run, when we last reported samples
   bool unpublished_ = false, urgent_ = false, fetch_now_ = false, stored_ = false, withdrawn_ = false;
-  std::uint64_t heard_ = 0;       // the epoch of most strangers with a connection
-  double newest_expiration_ = 0;  // of our own report, by whatever our clock was
+  bool sharded_ = false;  // whether it reports in shards
+  bool exchanging_ = false;
+  // In shards: the last look, the last answer, the last one of a run that is large enough, and the next try.
+  TimePoint exchanged_{}, answered_{}, large_at_{}, not_before_{};
+  std::uint64_t run_epoch_ = 0;        // as the leaders of the shard told it last
+  double changed_at_ = 0, batch_ = 0;  // Unix seconds of the last change of samples_, and how many then
+  std::uint64_t heard_ = 0;            // the epoch of most strangers with a connection
+  double newest_expiration_ = 0;       // of our own report, by whatever our clock was
   Condition changed_, fetch_wanted_, seen_;
   TimePoint started_{}, next_fetch_{};
   mutable std::mutex mutex_;
@@ -217,6 +238,7 @@ class ProgressTracker {
   std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection
   bool dialling_ = false;
   std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
+  std::unique_ptr<ProgressShards> shards_;
   TaskGroup tasks_;
 };
 

@@ -1,0 +1,110 @@
+#include "calls.hpp"
+
+#include <algorithm>
+
+#include "cohive/core/combine.hpp"
+#include "cohive/rpc/errors.hpp"
+#include "cohive/rpc/rpc.hpp"
+#include "cohive/transport/errors.hpp"
+#include "core/detail/bounded_parse.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr std::size_t kBeam = 5;  // nodes that a search asks; it names twice as many
+constexpr std::size_t kMostPlaces = 64;
+constexpr std::size_t kMostAvoided = 4096;
+// A search costs as much as a minute of reports. A node that has come meanwhile and is nearer is one of three leaders.
+constexpr Duration kSearchAgain = 60s, kSearchSoon = 10s;
+constexpr Duration kAfterFailure = 30s, kAfterRefusal = 10min;
+constexpr Duration kLeaderTime = 3s;
+constexpr std::size_t kMostFields = 256;  // of a reply
+
+}  // namespace
+
+struct ShardCalls::Asking {
+  ShardCalls& self;
+  proto::ProgressRequest request;
+  Deadline deadline;
+  std::vector<PeerId> nodes{};
+  std::size_t next = 0;
+  std::vector<Answer> answers{};
+};
+
+ShardCalls::ShardCalls(Dht& dht, const std::string& run_id) : dht_(dht), method_(method_of(run_id)) {}
+
+void ShardCalls::avoid(const PeerId& node, const Error& why) {
+  const bool leads_nothing = why == transport::Errc::protocol_not_supported;
+  if (avoided_.size() >= kMostAvoided) avoided_.clear();
+  avoided_[node] = dht_.runtime().now() + (leads_nothing ? kAfterRefusal : kAfterFailure);
+}
+
+Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadline) {
+  Runtime& runtime = dht_.runtime();
+  const auto usable = [&](const PeerId& node) {
+    const auto at = avoided_.find(node);
+    return (at == avoided_.end() || runtime.now() >= at->second) && (node != dht_.host().id() || local_);
+  };
+  if (const auto known = places_.find(key); known == places_.end() || runtime.now() >= known->second.until) {
+    const auto id = dht::DhtId::of(key);
+    auto found = co_await dht_.nearest_nodes(id, deadline, kBeam);
+    if (!dht_.options().client_mode) found.emplace_back(dht_.node_id(), dht_.host().id());
+    std::ranges::sort(found, {}, [&](const auto& node) { return node.first.distance(id); });
+    if (places_.size() >= kMostPlaces) places_.clear();
+    Place& place = places_[key];
+    place = {};
+    for (const auto& [node, peer] : found) place.nodes.push_back(peer);
+    const bool enough = std::ranges::count_if(place.nodes, usable) >= static_cast<std::ptrdiff_t>(kLeaders);
+    place.until = runtime.now() +
+                  (enough ? from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2)) : kSearchSoon);
+  }
+  std::vector<PeerId> nodes = places_[key].nodes;
+  std::erase_if(nodes, [&](const PeerId& node) { return !usable(node); });
+  co_return nodes;
+}
+
+Task<void> ShardCalls::ask_one(Asking& of, std::uint32_t draw) {
+  ShardCalls& self = of.self;
+  p2p::Host& host = self.dht_.host();
+  while (of.next < of.nodes.size()) {
+    const PeerId node = of.nodes[of.next++];
+    of.request.set_draw(draw);
+    std::string bytes = of.request.SerializeAsString();
+    const std::size_t size = bytes.size();
+    Result<std::string> reply = Error(cohive::Errc::timeout);
+    if (node == host.id()) {
+      reply = co_await self.local_(std::move(bytes));
+    } else {
+      const Deadline deadline = self.dht_.runtime().after(kLeaderTime).min(of.deadline);
+      reply = co_await rpc::call_unary(host, node, self.method_, std::move(bytes), deadline);
+      self.sent_ += size;
+    }
+    proto::ProgressReply read;
+    if (reply && parse_bounded(read, as_bytes(*reply), kMostFields)) {
+      of.answers.push_back({node, std::move(read)});
+      co_return;
+    }
+    self.avoid(node, reply ? Error(cohive::Errc::malformed) : reply.error());
+  }
+}
+
+Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::ProgressRequest request,
+                                                      Deadline deadline) {
+  const std::uint32_t draw = request.draw();
+  Asking asking{*this, std::move(request), deadline};
+  asking.nodes = co_await nodes_of(std::move(key), deadline);
+  const std::size_t drawn = dht_.runtime().random()() % kLeaders;
+  Nursery calls(dht_.runtime(), "leaders of a shard");
+  for (std::size_t i = 0; i < kLeaders; ++i) calls.spawn(ask_one(asking, i == drawn ? draw : 0), "leader of a shard");
+  co_await calls.join();
+  co_return std::move(asking.answers);
+}
+
+bool ShardCalls::is_nearer(const std::string& key, const PeerId& node) const {
+  const auto known = places_.find(key);
+  if (known == places_.end()) return false;
+  const auto& nodes = known->second.nodes;
+  return std::ranges::find(nodes, node) < std::ranges::find(nodes, dht_.host().id());
+}
+
+}  // namespace cohive::train

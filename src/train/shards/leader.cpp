@@ -1,0 +1,344 @@
+#include "leader.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
+#include "cohive/core/network_of.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/dht/errors.hpp"
+#include "cohive/rpc/errors.hpp"
+#include "core/detail/bounded_parse.hpp"
+#include "dht/detail/later_expiration.hpp"
+#include "train/progress_entry.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr double kCallsPerSecond = 8, kCallsAtOnce = 40;  // of one peer; sixteen times as many of a network
+constexpr std::size_t kMostShards = 8;                    // that one node leads
+constexpr std::size_t kMostMembers = 512;
+constexpr std::size_t kMostClaims = 4;    // of one shard; the nearest three count
+constexpr std::size_t kNearerNodes = 6;   // that may lead nothing, between a key and its leaders
+constexpr std::uint32_t kMostDrawn = 16;  // reports in a reply
+// A report is renewed every ten seconds. Who has ended has no connection any more.
+constexpr Duration kMemberLife = 25s, kLifeUnconnected = 3s;
+constexpr Duration kClaimLife = 13s;  // a sum every four
+constexpr Duration kShardLife = 60s;  // without a call
+constexpr Duration kTellAgain = 4s, kTellSoon = 1500ms, kTellLeast = 500ms;
+constexpr Duration kReadRecord = 4s;
+constexpr Duration kOldestRun = 20s;  // that is told on
+constexpr Duration kCallTime = 5s;
+constexpr Duration kRecordLife = 15s;  // the next node waits as long before it takes the place of one that died
+constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
+constexpr double kWholeEnough = 0.75;  // of the shards, for a sum that Python peers see
+constexpr Duration kSparseTime = 60s;  // before there are fewer shards
+constexpr double kMoved = 0.9;         // of the trainers, that report in the wanted shards
+
+}  // namespace
+
+ShardLeader::ShardLeader(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options,
+                         ShardCalls& calls)
+    : dht_(dht),
+      runtime_(dht.runtime()),
+      key_(std::move(key)),
+      options_(options),
+      calls_(calls),
+      rates_(kCallsPerSecond, kCallsAtOnce),
+      changed_(runtime_, "a shard to add up"),
+      claimed_(runtime_, "sums of shards"),
+      tasks_(runtime_, "leader of a shard") {}
+
+void ShardLeader::serve() {
+  if (server_ || options_.client_mode) return;
+  server_.emplace(dht_.host());
+  server_->add_unary(ShardCalls::method_of(options_.run_id),
+                     [this](PeerId caller, std::string request) { return answer(caller, std::move(request), false); });
+  calls_.answer_with([this](std::string request) { return answer(dht_.host().id(), std::move(request), true); });
+  tasks_.spawn(lead(*this), "lead a shard");
+  tasks_.spawn(lead_run(*this), "add up shards");
+}
+
+Task<void> ShardLeader::close(Deadline deadline) {
+  tasks_.cancel();
+  server_.reset();
+  calls_.answer_with(nullptr);
+  if (std::exchange(written_, false)) co_await write_record({}, deadline);
+}
+
+std::string ShardLeader::network_of_caller(const PeerId& caller) const {
+  const auto address = dht_.host().remote_address(caller);
+  return address ? network_of(*address) : std::string();
+}
+
+// ---- What others tell
+
+Task<Result<std::string>> ShardLeader::answer(PeerId caller, std::string bytes, bool local) {
+  proto::ProgressRequest request;
+  if (!parse_bounded(request, as_bytes(bytes))) co_return Error(cohive::Errc::malformed, "rpc_share");
+  if (!local && !rates_.allow(caller, network_of_caller(caller), 1, runtime_.now()))
+    co_return Error(rpc::Errc::busy, "more reports of progress than the node takes");
+  const ShardName name{static_cast<int>(request.bits()), request.shard()};
+  if (request.bits() > kMostBits || name.number >> name.bits != 0)
+    co_return Error(cohive::Errc::malformed, "a shard that there cannot be");
+  proto::ProgressReply reply;
+  if (!request.root()) {
+    CO_TRY(answer_member(caller, request, reply));
+  } else {
+    if (request.has_sum()) {
+      const auto sum = decode_sum(request.sum(), dht_.now());
+      if (!sum) co_return Error(cohive::Errc::malformed, "the sum of a shard");
+      CO_TRY(co_await take_sum(caller, name, *sum));
+    }
+    if (const auto run = run_of(dht_.now())) encode_sum(*run, *reply.mutable_run());
+    reply.set_writes(written_);
+  }
+  std::string text = reply.SerializeAsString();
+  if (!local) sent_ += text.size();
+  co_return text;
+}
+
+Result<> ShardLeader::answer_member(const PeerId& caller, const proto::ProgressRequest& request,
+                                    proto::ProgressReply& reply) {
+  const ShardName name{static_cast<int>(request.bits()), request.shard()};
+  if (name != shard_of(options_.run_id, caller, name.bits)) return Error(cohive::Errc::malformed, "another's shard");
+  if (!shards_.contains(name) && shards_.size() >= kMostShards)
+    return Error(rpc::Errc::busy, "more shards than the node leads");
+  Shard& shard = shards_[name];
+  shard.used = runtime_.now();
+  if (request.goodbye()) shard.members.erase(caller);
+  if (!request.report().empty()) TRY(take_report(caller, request.report(), shard));
+  if (shard.run && dht_.now() - shard.run->time <= to_seconds(kOldestRun)) encode_sum(*shard.run, *reply.mutable_run());
+  std::vector<const Member*> others;
+  for (const auto& [peer, member] : shard.members)
+    if (peer != caller) others.push_back(&member);
+  const std::size_t drawn = std::min<std::size_t>(std::min(request.draw(), kMostDrawn), others.size());
+  for (std::size_t i = 0; i < drawn; ++i) {
+    std::swap(others[i], others[i + runtime_.random()() % (others.size() - i)]);
+    reply.add_reports(others[i]->envelope);
+  }
+  return ok();
+}
+
+Result<> ShardLeader::take_report(const PeerId& caller, const std::string& envelope, Shard& shard) {
+  const auto opened = open_report(as_bytes(envelope), options_.run_id, dht_.now());
+  if (!opened || opened->trainer != caller) return Error(cohive::Errc::malformed, "a report of progress");
+  const std::string network = network_of_caller(caller);
+  if (!shard.members.contains(caller) && shard.members.size() >= kMostMembers && !make_room(shard, network))
+    return Error(rpc::Errc::busy, "a shard has too many trainers of one network");
+  const bool first = shard.members.empty();
+  shard.members[caller] = {envelope, opened->report, network, runtime_.now()};
+  const auto ahead = static_cast<std::size_t>(std::ranges::count_if(
+      shard.members, [&](const auto& member) { return member.second.report.epoch > shard.epoch; }));
+  if (first || ahead > shard.members.size() / 2) changed_.notify_all();
+  return ok();
+}
+
+/// Identities cost nothing: a trainer of the network that has most of them goes, and none where that is the caller's.
+bool ShardLeader::make_room(Shard& shard, const std::string& network) {
+  std::unordered_map<std::string, std::size_t> counts;
+  for (const auto& [peer, member] : shard.members) ++counts[member.network];
+  const auto largest = std::ranges::max_element(counts, {}, [](const auto& count) { return count.second; });
+  if (largest->first == network) return false;
+  const auto at = std::ranges::find(shard.members, largest->first, [](const auto& one) { return one.second.network; });
+  shard.members.erase(at);
+  return true;
+}
+
+/// Nodes of a swarm know few of those near to a key that is far from them. A leader is one of the nearest; a node that
+/// claims any number of shards is not.
+bool ShardLeader::may_lead(const dht::DhtId& key, const dht::DhtId& distance) const {
+  std::size_t nearer = 0;
+  for (const auto& [node, peer] : dht_.known_nodes()) nearer += node.distance(key) < distance;
+  return nearer <= kNearerNodes;
+}
+
+/// Where a leader stands is what its node says of itself, as everywhere in the DHT.
+Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum sum) {
+  const auto known = claims_.find(name);
+  dht::DhtId distance;
+  if (known != claims_.end() && known->second.contains(caller)) {
+    distance = known->second.at(caller).distance;
+  } else {
+    std::optional<dht::DhtId> node = dht_.node_id();
+    if (caller != dht_.host().id()) {
+      CO_TRY(auto told, co_await dht_.ping(caller, runtime_.after(kCallTime)));
+      node = told;
+    }
+    if (!node) co_return Error(cohive::Errc::malformed, "a leader that is no node");
+    const auto key = dht::DhtId::of(key_of(options_.run_id, name));
+    distance = node->distance(key);
+    if (!may_lead(key, distance)) co_return Error(cohive::Errc::malformed, "a leader that is not near");
+  }
+  Claims& claims = claims_[name];
+  claims[caller] = {sum, distance, runtime_.now()};
+  std::erase_if(claims, [&](const auto& one) { return runtime_.now() - one.second.heard > kClaimLife; });
+  if (claims.size() > kMostClaims)
+    claims.erase(std::ranges::max_element(claims, {}, [](const auto& one) { return one.second.distance; }));
+  claimed_.notify_all();
+  co_return ok();
+}
+
+// ---- What it adds up
+
+/// Returns what the nearest leaders say of each shard.
+std::vector<ProgressSum> ShardLeader::shards_of(int bits, double now) const {
+  std::vector<ProgressSum> shards;
+  for (const auto& [name, claims] : claims_) {
+    if (name.bits != bits) continue;
+    std::vector<const Claim*> fresh;
+    for (const auto& [leader, claim] : claims)
+      if (runtime_.now() - claim.heard <= kClaimLife) fresh.push_back(&claim);
+    std::ranges::sort(fresh, {}, &Claim::distance);
+    std::vector<ProgressSum> views;
+    for (std::size_t i = 0; i < std::min(kLeaders, fresh.size()); ++i) views.push_back(fresh[i]->sum);
+    if (const auto shard = middle_of(views, now)) shards.push_back(*shard);
+  }
+  return shards;
+}
+
+/// More shards at once; fewer only when that lasts.
+int ShardLeader::bits_to_tell(const ProgressSum& run) {
+  const int wanted = bits_for(run.trainers, run.bits);
+  if (wanted >= run.bits) sparse_since_.reset();
+  if (wanted < run.bits && !sparse_since_) sparse_since_ = runtime_.now();
+  const bool waits = sparse_since_ && runtime_.now() - *sparse_since_ < kSparseTime;
+  return waits ? run.bits : wanted;
+}
+
+/// While trainers move to more shards or fewer, they stand in the old ones for a while: the new ones count once nearly
+/// all are there.
+std::optional<ProgressSum> ShardLeader::run_of(double now) {
+  std::optional<ProgressSum> run;
+  for (int bits = 0; bits <= kMostBits; ++bits) {
+    const auto shards = shards_of(bits, now);
+    if (2 * shards.size() < std::size_t{1} << bits || shards.empty()) continue;
+    const ProgressSum total = total_of(shards, bits, now);
+    const auto weight = [this](const ProgressSum& sum) {
+      return sum.trainers / (sum.bits == wanted_bits_ ? kMoved : 1);
+    };
+    if (!run || weight(total) > weight(*run)) run = total;
+  }
+  if (!run) return std::nullopt;
+  bits_ = run->bits;
+  run->bits = wanted_bits_ = bits_to_tell(*run);
+  if (others_) add_to(*run, *others_, now);
+  return run;
+}
+
+void ShardLeader::forget_old() {
+  const TimePoint now = runtime_.now();
+  const auto is_gone = [&](const auto& one) {
+    const bool near = one.first == dht_.host().id() || dht_.host().connected(one.first);
+    return now - one.second.heard > (near ? kMemberLife : kLifeUnconnected);
+  };
+  for (auto& [name, shard] : shards_) std::erase_if(shard.members, is_gone);
+  std::erase_if(shards_, [&](const auto& one) { return now - one.second.used > kShardLife; });
+  std::erase_if(claims_, [&](const auto& one) {
+    return std::ranges::all_of(one.second, [&](const auto& claim) { return now - claim.second.heard > kClaimLife; });
+  });
+}
+
+// ---- What it tells
+
+/// Tells the sum of a shard. Returns whether the run has another epoch, so that it is worth asking again soon.
+Task<bool> ShardLeader::tell_sum(ShardName name) {
+  std::vector<ShardReport> reports;
+  for (const auto& [peer, member] : shards_[name].members) reports.push_back(member.report);
+  if (reports.empty()) co_return false;
+  const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
+  shards_[name].epoch = sum.epoch;
+  proto::ProgressRequest request;
+  request.set_root(true);
+  request.set_bits(static_cast<std::uint32_t>(name.bits));
+  request.set_shard(name.number);
+  encode_sum(sum, *request.mutable_sum());
+  const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(request), runtime_.after(kCallTime));
+  std::vector<ProgressSum> views;
+  for (const auto& [leader, reply] : answers)
+    if (const auto view = reply.has_run() ? decode_sum(reply.run(), dht_.now()) : std::nullopt) views.push_back(*view);
+  const auto run = middle_of(views, dht_.now());
+  if (run && shards_.contains(name)) shards_[name].run = run;
+  co_return !run || run->epoch != sum.epoch;
+}
+
+Task<void> ShardLeader::lead(ShardLeader& self) {
+  for (;;) {
+    self.forget_old();
+    std::vector<ShardName> names;
+    for (const auto& [name, shard] : self.shards_) names.push_back(name);
+    bool soon = false;
+    for (const ShardName& name : names) soon = co_await self.tell_sum(name) || soon;
+    co_await self.runtime_.sleep_for(kTellLeast);
+    const double wait = to_seconds(soon ? kTellSoon : kTellAgain) * (0.75 + self.runtime_.random_unit() / 2);
+    (void)co_await self.changed_.wait(self.runtime_.after(from_seconds(wait)));
+  }
+}
+
+/// Tells whether a nearer node does, or did until it was lost.
+Task<bool> ShardLeader::another_writes() {
+  const std::string key = root_key_of(options_.run_id);
+  proto::ProgressRequest request;
+  request.set_root(true);
+  for (const auto& [leader, reply] : co_await calls_.ask(key, std::move(request), runtime_.after(kCallTime)))
+    if (reply.writes() && calls_.is_nearer(key, leader)) another_wrote_ = runtime_.now();
+  co_return another_wrote_&& runtime_.now() - *another_wrote_ < kRecordLife;
+}
+
+/// Reads what others report in the run's record, and writes the sum of the shards into it for peers that read nothing
+/// else, where no nearer node does.
+Task<void> ShardLeader::lead_run(ShardLeader& self) {
+  for (;;) {
+    if (self.claims_.empty() && !self.written_) {
+      self.others_.reset();
+      co_await self.claimed_.wait();
+    }
+    co_await self.read_record();
+    const double now = self.dht_.now();
+    (void)self.run_of(now);
+    const auto shards = self.shards_of(self.bits_, now);
+    const bool whole = static_cast<double>(shards.size()) >= kWholeEnough * std::exp2(self.bits_);
+    if (whole && !co_await self.another_writes()) {
+      self.written_ = true;
+      co_await self.write_record(total_of(shards, self.bits_, now), std::nullopt);
+    } else if (std::exchange(self.written_, false)) {
+      co_await self.write_record({}, std::nullopt);
+    }
+    co_await self.runtime_.sleep_for(kReadRecord);
+  }
+}
+
+Task<void> ShardLeader::read_record() {
+  auto found =
+      co_await dht_.get_sampled(options_.run_id + "_progress", kRecordReplicas,
+                                {.most_entries = kRecordsDrawn, .only_owned = true}, runtime_.after(kCallTime));
+  if (!found) {
+    if (found.error() == dht::Errc::not_found) others_.reset();
+    co_return;
+  }
+  const double now = dht_.now();
+  std::vector<ShardReport> reports;
+  for (const auto& [subkey, stored] : found->entries()) {
+    const auto entry = read_entry(subkey, stored.value, options_.target_batch_size);
+    if (!entry || entry->is_sum() || !is_timely(*entry, now) || entry->marker == key_->ownership_marker()) continue;
+    reports.push_back({entry->epoch, entry->samples, entry->samples_per_second, entry->time, entry->client});
+  }
+  const double times =
+      found->is_sampled() ? static_cast<double>(found->held) / static_cast<double>(found->entries().size()) : 1;
+  others_ = reports.empty() ? std::nullopt : std::optional(sum_up(reports, options_.target_batch_size, now, times));
+}
+
+Task<void> ShardLeader::write_record(const ProgressSum& run, std::optional<Deadline> deadline) {
+  const double now = dht_.now();
+  msgpack::Value value;
+  if (written_)
+    value = entry_value(dht_.host().id(), run.epoch, run.samples_at(now), run.samples_per_second, now, false);
+  const double expiration = dht::later_expiration(now + to_seconds(kRecordLife), newest_expiration_);
+  const auto stored = co_await dht_.store(options_.run_id + "_progress",
+                                          msgpack::Bin{std::string(kSumOfShards) + key_->ownership_marker()},
+                                          std::move(value), expiration, deadline);
+  if (!stored && written_) log::debug("train", "the sum of the shards is not in the record: {}", stored.error());
+}
+
+}  // namespace cohive::train

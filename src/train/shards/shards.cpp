@@ -1,0 +1,76 @@
+#include "shards.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr Duration kExchangeTime = 8s;
+constexpr std::uint32_t kReportsDrawn = 8;  // 150 bytes each
+
+proto::ProgressRequest about(const ShardName& shard) {
+  proto::ProgressRequest request;
+  request.set_bits(static_cast<std::uint32_t>(shard.bits));
+  request.set_shard(shard.number);
+  return request;
+}
+
+std::optional<ProgressSum> run_in(const std::vector<ShardCalls::Answer>& answers, double now) {
+  std::vector<ProgressSum> views;
+  for (const auto& [leader, reply] : answers)
+    if (const auto view = reply.has_run() ? decode_sum(reply.run(), now) : std::nullopt) views.push_back(*view);
+  return middle_of(views, now);
+}
+
+}  // namespace
+
+ProgressShards::ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options)
+    : dht_(dht), options_(options), calls_(dht, options.run_id), leader_(dht, std::move(key), options, calls_) {}
+
+/// How many shards there are, the leaders of the run know; the first trainers go by what they see.
+Task<void> ProgressShards::ask_for_bits(std::size_t trainers, Deadline deadline) {
+  proto::ProgressRequest asked;
+  asked.set_root(true);
+  const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
+  const auto run = run_in(answers, dht_.now());
+  bits_ = run ? run->bits : bits_for(static_cast<double>(trainers), 0);
+}
+
+Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report,
+                                                                   std::size_t trainers) {
+  const Deadline deadline = dht_.runtime().after(kExchangeTime);
+  if (!bits_) co_await ask_for_bits(trainers, deadline);
+  const ShardName shard = shard_of(options_.run_id, dht_.host().id(), *bits_);
+  auto request = about(shard);
+  request.set_draw(kReportsDrawn);
+  if (report) request.set_report(seal_report(dht_.host().identity(), options_.run_id, *report));
+  const auto answers = co_await calls_.ask(key_of(options_.run_id, shard), std::move(request), deadline);
+  if (answers.empty()) {
+    bits_.reset();
+    co_return std::nullopt;
+  }
+  if (report) {
+    reported_ = report;
+    reported_in_ = shard.bits;
+  }
+  Seen seen{run_in(answers, dht_.now()), {}};
+  if (seen.run) bits_ = seen.run->bits;
+  for (const auto& [leader, reply] : answers)
+    for (const auto& envelope : reply.reports())
+      if (auto opened = open_report(as_bytes(envelope), options_.run_id, dht_.now()))
+        seen.reports.push_back(std::move(*opened));
+  co_return seen;
+}
+
+Task<void> ProgressShards::withdraw(Deadline deadline) {
+  if (!std::exchange(reported_, std::nullopt)) co_return;
+  const ShardName shard = shard_of(options_.run_id, dht_.host().id(), reported_in_);
+  auto request = about(shard);
+  request.set_goodbye(true);
+  (void)co_await calls_.ask(key_of(options_.run_id, shard), std::move(request), deadline);
+}
+
+Task<void> ProgressShards::close(Deadline deadline) {
+  co_await withdraw(deadline);
+  co_await leader_.close(deadline);
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,54 @@
+// Progress in shards, for runs of so many trainers that one record of their reports would be too much for the nodes
+// that hold it. Trainers report in 2^bits shards; the leaders of a shard add them up, the leaders of the run the
+// shards:
+//   trainer -> leaders of its shard: its report;  leader -> trainer: the run, some reports of others
+//   leader of a shard -> leaders of the run: the sum;  leader of the run -> leader of a shard: the run
+//   leader of the run -> DHT: the sum of all shards under the run's key, for peers that know no shards
+// Leaders are the nodes next to a key, three of each; whoever asks takes the middle of what they say.
+// Source: docs/wire/extensions.md, section 18.
+#pragma once
+
+#include "calls.hpp"
+#include "leader.hpp"
+#include "sums.hpp"
+
+namespace cohive::train {
+
+/// A trainer's way into the shards. Loop thread only.
+class ProgressShards {
+ public:
+  /// \param options  of the tracker, whose target may change; they stay
+  ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options);
+  /// Leads shards from now on, where this node is next to their keys.
+  void serve() { leader_.serve(); }
+  /// What the shards say of the run.
+  struct Seen {
+    std::optional<ProgressSum> run;     ///< unset while leaders do not know it
+    std::vector<SignedReport> reports;  ///< of some other trainers, drawn
+  };
+  /// Reports, and looks at the run. nullopt when no leader answers.
+  /// \param report    unset: this peer does not train
+  /// \param trainers  as far as is known before the first look
+  Task<std::optional<Seen>> exchange(std::optional<ShardReport> report, std::size_t trainers);
+  /// Takes the report back.
+  Task<void> withdraw(Deadline deadline);
+  /// Takes it back, and leads no longer.
+  Task<void> close(Deadline deadline);
+  /// Returns what was reported last; unset where nothing was, or it was withdrawn.
+  const std::optional<ShardReport>& reported() const noexcept { return reported_; }
+  /// Bytes of all calls that this node has sent.
+  std::uint64_t bytes_sent() const noexcept { return calls_.bytes_sent() + leader_.bytes_sent(); }
+
+ private:
+  Task<void> ask_for_bits(std::size_t trainers, Deadline deadline);
+
+  Dht& dht_;
+  const TrackerOptions& options_;
+  ShardCalls calls_;
+  ShardLeader leader_;
+  std::optional<int> bits_;
+  std::optional<ShardReport> reported_;
+  int reported_in_ = 0;  // bits
+};
+
+}  // namespace cohive::train

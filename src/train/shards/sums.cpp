@@ -1,0 +1,206 @@
+#include "sums.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "cohive/core/sha256.hpp"
+#include "cohive/core/signed_envelope.hpp"
+#include "cohive/proto/progress.pb.h"
+#include "cohive/train/progress_tracker.hpp"
+#include "core/detail/bounded_parse.hpp"
+#include "train/median.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr std::string_view kReportType = "/cohive/progress";
+constexpr double kMostOfShard = 96, kFewestOfShard = 32;   // of a shard
+constexpr double kOldestLine = 600, kFarthestAhead = 120;  // seconds between a report's time and now
+constexpr double kMostSpeed = 1e15, kMostClaimed = 1e18, kMostCount = 1e7;
+constexpr double kLeastSpeed = 1e-9;  // samples per second; below, nothing was measured yet
+constexpr double kBeyondMedian = 16;  // than the median trainer
+constexpr double kUsualDelay = 1.5;   // seconds until a trainer follows most others into an epoch
+constexpr double kFirstBatches = 10;  // seconds in which few have finished one: samples of that time are plausible
+// What a shard counts for, in what the median shard does: sums of 64 trainers hardly ever differ by as much. Of 16
+// shards a wrong one changes the whole by 4 % at most.
+constexpr double kSmallestShard = 0.5, kLargestShard = 1.6;
+constexpr std::size_t kShardsToCompare = 4;
+
+bool is_plausible(double value, double most) {
+  return value >= 0 && value <= most;  // false for NaN
+}
+
+bool is_time(double time, double now) {
+  return now - time <= kOldestLine && time - now <= kFarthestAhead;
+}
+
+std::string domain_of(const std::string& run_id) {
+  return "cohive progress " + run_id;
+}
+
+/// The largest epoch that most have reached, each counted `weight` times.
+struct Vote {
+  std::uint64_t epoch;
+  double weight;
+};
+std::uint64_t reached_by_majority(std::vector<Vote> votes) {
+  std::ranges::sort(votes, std::greater(), &Vote::epoch);
+  double all = 0, reached = 0;
+  for (const Vote& vote : votes) all += vote.weight;
+  for (const Vote& vote : votes)
+    if ((reached += vote.weight) > all / 2) return vote.epoch;
+  return 0;
+}
+
+/// What is in `values` by and large: none is far from the median.
+double plausible_sum(const std::vector<double>& values) {
+  double sum = 0;
+  const double middle = values.empty() ? 0 : median(values);
+  for (const double value : values)
+    sum +=
+        values.size() < kShardsToCompare ? value : std::clamp(value, kSmallestShard * middle, kLargestShard * middle);
+  return sum;
+}
+
+}  // namespace
+
+ShardName shard_of(const std::string& run_id, const PeerId& trainer, int bits) {
+  crypto::Sha256 hash;
+  hash.add(as_bytes(run_id));
+  hash.add(trainer.bytes());
+  const auto digest = hash.finish();
+  const auto first = static_cast<std::uint32_t>(digest[0]) << 8 | digest[1];
+  return {bits, first >> (16 - bits)};
+}
+
+std::string key_of(const std::string& run_id, const ShardName& shard) {
+  return run_id + "_progress_" + std::to_string(shard.bits) + "_" + std::to_string(shard.number);
+}
+
+std::string root_key_of(const std::string& run_id) {
+  return run_id + "_progress_root";
+}
+
+int bits_for(double trainers, int bits) {
+  while (bits < kMostBits && trainers / std::exp2(bits) > kMostOfShard) ++bits;
+  while (bits > 0 && trainers / std::exp2(bits) < kFewestOfShard) --bits;
+  return bits;
+}
+
+std::string seal_report(const KeyPair& key, const std::string& run_id, const ShardReport& report) {
+  proto::ShardReport message;
+  message.set_epoch(report.epoch);
+  message.set_samples(static_cast<float>(report.samples));
+  message.set_samples_per_second(static_cast<float>(report.samples_per_second));
+  message.set_time(report.time);
+  message.set_client(report.client);
+  return seal_envelope(key, domain_of(run_id), kReportType, message.SerializeAsString());
+}
+
+std::optional<SignedReport> open_report(ByteView envelope, const std::string& run_id, double now) {
+  const auto opened = open_envelope(envelope, domain_of(run_id), kReportType);
+  proto::ShardReport message;
+  if (!opened || !parse_bounded(message, as_bytes(opened->payload))) return std::nullopt;
+  const ShardReport report{message.epoch(), message.samples(), message.samples_per_second(), message.time(),
+                           message.client()};
+  if (report.epoch > kMostEpochs || !is_plausible(report.samples, kMostClaimed) || !is_time(report.time, now) ||
+      !is_plausible(report.samples_per_second, kMostSpeed))
+    return std::nullopt;
+  return SignedReport{opened->signer.peer_id(), report};
+}
+
+void encode_sum(const ProgressSum& sum, proto::ProgressSum& message) {
+  message.set_epoch(sum.epoch);
+  message.set_samples(sum.samples);
+  message.set_samples_per_second(sum.samples_per_second);
+  message.set_time(sum.time);
+  message.set_trainers(static_cast<float>(sum.trainers));
+  message.set_clients(static_cast<float>(sum.clients));
+  message.set_bits(static_cast<std::uint32_t>(sum.bits));
+}
+
+std::optional<ProgressSum> decode_sum(const proto::ProgressSum& message, double now) {
+  if (message.epoch() > kMostEpochs || message.bits() > kMostBits || !is_time(message.time(), now) ||
+      !is_plausible(message.samples(), kMostClaimed) || !is_plausible(message.samples_per_second(), kMostSpeed) ||
+      !is_plausible(message.trainers(), kMostCount) || !is_plausible(message.clients(), kMostCount))
+    return std::nullopt;
+  return ProgressSum{message.epoch(),    message.samples(), message.samples_per_second(),    message.time(),
+                     message.trainers(), message.clients(), static_cast<int>(message.bits())};
+}
+
+ProgressSum sum_up(std::span<const ShardReport> reports, double target, double now, double times) {
+  ProgressSum sum{.time = now};
+  std::vector<Vote> votes;
+  std::vector<double> speeds, samples;
+  for (const ShardReport& report : reports) {
+    if (!report.client) votes.push_back({report.epoch, 1});
+    if (report.samples_per_second > kLeastSpeed) speeds.push_back(report.samples_per_second);
+  }
+  sum.epoch = reached_by_majority(std::move(votes));
+  const double usual = speeds.empty() ? 0 : median(speeds);
+  double late = 0;
+  for (const ShardReport& report : reports) {
+    const double speed = std::min(report.samples_per_second, kBeyondMedian * usual);
+    sum.samples_per_second += times * speed;
+    sum.trainers += times;
+    sum.clients += times * report.client;
+    if (report.epoch + 1 == sum.epoch) late += speed;
+    if (report.epoch == sum.epoch) samples.push_back(std::min(report.samples + (now - report.time) * speed, target));
+  }
+  const double most = samples.empty() ? 0 : std::max(kBeyondMedian * median(samples), kFirstBatches * usual);
+  for (const double one : samples) sum.samples += times * std::clamp(one, -most, most);
+  sum.samples -= times * kUsualDelay * late;
+  // Where hardly one has finished a batch yet.
+  if (sum.samples < 0) sum.time -= std::exchange(sum.samples, 0) / sum.samples_per_second;
+  return sum;
+}
+
+std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double now) {
+  std::vector<Vote> votes;
+  for (const ProgressSum& view : views) votes.push_back({view.epoch, 1});
+  const std::uint64_t epoch = reached_by_majority(std::move(votes));
+  std::vector<double> samples, speeds, trainers, clients, bits;
+  for (const ProgressSum& view : views) {
+    speeds.push_back(view.samples_per_second);
+    trainers.push_back(view.trainers);
+    clients.push_back(view.clients);
+    bits.push_back(view.bits);
+    if (view.epoch == epoch) samples.push_back(view.samples_at(now));
+  }
+  if (samples.empty()) return std::nullopt;
+  return ProgressSum{
+      epoch, median(samples), median(speeds), now, median(trainers), median(clients), static_cast<int>(median(bits))};
+}
+
+ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) {
+  std::vector<Vote> votes;
+  std::vector<double> samples, speeds, trainers, clients;
+  for (const ProgressSum& shard : shards) {
+    trainers.push_back(shard.trainers);
+    speeds.push_back(shard.samples_per_second);
+    clients.push_back(shard.clients);
+  }
+  const double usual = trainers.empty() ? 0 : median(trainers);
+  for (const ProgressSum& shard : shards)
+    votes.push_back({shard.epoch, std::min(shard.trainers, kLargestShard * usual)});
+  ProgressSum run{.epoch = reached_by_majority(std::move(votes)), .time = now, .bits = bits};
+  for (const ProgressSum& shard : shards)
+    if (shard.epoch == run.epoch) samples.push_back(shard.samples_at(now));
+  const double missing = shards.empty() ? 0 : std::exp2(bits) / static_cast<double>(shards.size());
+  run.samples = missing * plausible_sum(samples);
+  run.samples_per_second = missing * plausible_sum(speeds);
+  run.trainers = missing * plausible_sum(trainers);
+  for (const double count : clients) run.clients += missing * count;
+  return run;
+}
+
+void add_to(ProgressSum& run, const ProgressSum& others, double now) {
+  run.samples = run.samples_at(now) + (others.epoch == run.epoch ? others.samples_at(now) : 0);
+  run.time = now;
+  run.samples_per_second += others.samples_per_second;
+  run.trainers += others.trainers;
+  run.clients += others.clients;
+}
+
+}  // namespace cohive::train

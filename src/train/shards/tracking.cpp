@@ -1,0 +1,115 @@
+// What a ProgressTracker does where its run reports in shards.
+#include <cmath>
+
+#include "cohive/core/on_exit.hpp"
+#include "cohive/train/progress_tracker.hpp"
+#include "shards.hpp"
+#include "train/progress_entry.hpp"
+
+namespace cohive::train {
+namespace {
+
+// How often a trainer reports and looks, at least and where the run is not known yet, and how long it waits
+// for leaders, or before it tries again.
+constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
+constexpr Duration kLongestSilence = 30s, kSmallTime = 30s, kWayAgain = 60s;
+constexpr double kLongestHalfBatch = 60;  // seconds
+constexpr Duration kGoodbyeTime = 10s;
+constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
+
+}  // namespace
+
+/// A peer that no longer trains is not to be counted: no more reports once the run has passed two epochs without it.
+bool ProgressTracker::trains() const {
+  return active_epoch_ && *active_epoch_ + 1 >= snapshot().epoch;
+}
+
+/// Samples come batch by batch: on average half of the next one has been computed.
+ShardReport ProgressTracker::own_report() const {
+  const double speed = ema_.samples_per_second();
+  const double half = std::min(batch_ / speed / 2, kLongestHalfBatch);
+  return {epoch_, std::max(0.0, samples_), speed, changed_at_ + half, options_.client_mode};
+}
+
+/// Tells from a look at the record how this peer reports from now on.
+void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
+  if (options_.sharded_above == 0 || withdrawn_) return;
+  if (2 * peers > options_.sharded_above || sum_seen) shards_->serve();
+  if ((peers <= options_.sharded_above && !sum_seen) || runtime_.now() < not_before_) return;
+  sharded_ = true;
+  answered_ = large_at_ = runtime_.now();
+  fetch_soon();
+}
+
+Task<void> ProgressTracker::leave_shards() {
+  co_await shards_->withdraw(runtime_.after(kGoodbyeTime));  // it would be counted twice
+  sharded_ = false;
+  // In the record keys report for peers again, the first one that is seen for each.
+  std::erase_if(bound_, [](const auto& one) { return one.second == one.first.binary(); });
+  for (auto& [peer, marker] : met_)
+    if (marker == peer.binary()) marker.clear();
+  not_before_ = runtime_.now() + kWayAgain;
+  publish();
+  fetch_soon();
+}
+
+Task<void> ProgressTracker::refresh_from_shards() {
+  const bool told = shards_->reported() && shards_->reported()->epoch == epoch_;
+  if (exchanging_ || (told && runtime_.now() - exchanged_ < kLeastExchange)) co_return;
+  exchanging_ = true;
+  const auto over = on_exit([this] { exchanging_ = false; });
+  std::optional<ShardReport> report;
+  if (trains() && !withdrawn_) report = own_report();
+  const auto seen = co_await shards_->exchange(report, snapshot().peers);
+  exchanged_ = runtime_.now();
+  next_fetch_ = exchanged_ + kExchangeSoon;
+  if (seen && report && std::exchange(stored_, false)) co_await store_record(true);
+  if (!seen || !seen->run) {
+    if (runtime_.now() - answered_ > kLongestSilence) co_await leave_shards();
+    co_return;
+  }
+  answered_ = runtime_.now();
+  const ProgressSum& run = *seen->run;
+  if (4 * run.trainers >= 3.0 * static_cast<double>(options_.sharded_above)) large_at_ = answered_;
+  if (answered_ - large_at_ > kSmallTime) co_return co_await leave_shards();
+  drawn_ = true;
+  std::vector<Entry> entries;
+  for (const auto& [trainer, told_of] : seen->reports)
+    entries.push_back({trainer.binary(), told_of.epoch, told_of.samples, told_of.samples_per_second, told_of.time,
+                       told_of.client, trainer});
+  bind_peers(entries);
+  note_reports(entries);
+  GlobalProgress global;
+  agree_on_epoch(entries, global);
+  heard_ = run.epoch;
+  // Where none was drawn that this peer has averaged with, the leaders' word makes it look for the next epoch's state.
+  const bool next = global.met == 0 && !met_.empty() && run.epoch > epoch_;
+  global.epoch = next ? epoch_ + 1 : std::max(epoch_, std::min(global.epoch, run.epoch));
+  count_run(run, global);
+  looked_ = true;
+  set(global);
+}
+
+void ProgressTracker::count_run(const ProgressSum& run, GlobalProgress& global) {
+  const auto& own = shards_->reported();
+  global.peers = static_cast<std::size_t>(std::lround(run.trainers));
+  global.clients = static_cast<std::size_t>(std::lround(run.clients));
+  global.samples_per_second = std::max(run.samples_per_second, kLeastRate);
+  global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
+  others_.clear();
+  if (run.epoch == global.epoch) {
+    const double ours = own && own->epoch == run.epoch
+                            ? std::max(0.0, own->samples + (run.time - own->time) * own->samples_per_second)
+                            : 0;
+    const double samples = std::max(0.0, run.samples - ours);
+    global.samples += samples;
+    others_.push_back({samples, global.samples_per_second - (own ? own->samples_per_second : 0), run.time});
+  }
+  const double wait = until_target(global);
+  global.eta = dht_.now() + wait;
+  // Of an epoch that has just begun the next look tells more.
+  const bool known_before = std::exchange(run_epoch_, run.epoch) == run.epoch;
+  if (run.epoch >= epoch_ && known_before) next_fetch_ = runtime_.now() + kExchangeAgain;
+}
+
+}  // namespace cohive::train

@@ -1,0 +1,339 @@
+#include "train/shards/shards.hpp"
+
+#include "cohive/rpc/rpc.hpp"
+#include "cohive/testing/cheap_keys.hpp"
+#include "dht/dht_swarm.hpp"
+
+namespace cohive::train {
+namespace {
+
+constexpr double kSamplesOfEpoch = 100'000;
+constexpr double kSpeedOfTrainer = 4;  // samples per second of a trainer
+
+/// Trainers that finish a batch every second.
+class Sharded : public dht::DhtSwarm {
+ protected:
+  struct Trainer {
+    std::unique_ptr<ProgressTracker> tracker;
+    double samples = 0;
+    std::uint64_t epoch = 0;
+    std::size_t node = 0;
+  };
+  ProgressTracker& add_trainer(std::size_t sharded_above = 16) {
+    const std::size_t number = nodes.size();
+    Dht& node = add();
+    auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(number));
+    node.add_validator(key);
+    TrackerOptions options;
+    options.run_id = "run";
+    options.target_batch_size = kSamplesOfEpoch;
+    options.sharded_above = sharded_above;
+    trainers.push_back({std::make_unique<ProgressTracker>(node, key, options), 0, 0, number});
+    trainers.back().tracker->start();
+    return *trainers.back().tracker;
+  }
+  void add_trainers(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) add_trainer();
+  }
+  void train(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      swarm.pass(1s);
+      for (Trainer& trainer : trainers)
+        if (trainer.tracker) trainer.tracker->report(trainer.epoch, trainer.samples += kSpeedOfTrainer);
+    }
+  }
+  double samples() const {
+    double sum = 0;
+    for (const Trainer& trainer : trainers) sum += trainer.tracker ? trainer.samples : 0;
+    return sum;
+  }
+  /// What a trainer takes the samples for by now.
+  double reckoned(const ProgressTracker& tracker) const {
+    const GlobalProgress seen = tracker.snapshot();
+    return kSamplesOfEpoch - (seen.eta - nodes[0]->now()) * seen.samples_per_second;
+  }
+  bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 0; }
+  /// How many entries the run's record has.
+  std::size_t entries() {
+    const auto found = swarm.run(nodes[0]->get("run_progress", true));
+    return found ? static_cast<std::size_t>(std::ranges::count_if(
+                       found->entries(),
+                       [](const auto& entry) { return entry.second.value.template get_if<msgpack::Map>(); }))
+                 : 0;
+  }
+  void expect_all_reckon(double margin) {
+    for (const Trainer& trainer : trainers) {
+      if (!trainer.tracker) continue;
+      EXPECT_NEAR(reckoned(*trainer.tracker), samples(), samples() * margin) << trainer.node;
+      EXPECT_NEAR(static_cast<double>(trainer.tracker->snapshot().peers), static_cast<double>(trainers.size()), 1);
+    }
+  }
+  void TearDown() override { trainers.clear(); }
+
+  std::vector<Trainer> trainers;
+};
+
+TEST_F(Sharded, RunsBelowTheLimitReportInTheRecordAlone) {
+  add_trainers(16);
+  train(60);
+  EXPECT_EQ(entries(), 16u);
+  for (const auto& trainer : trainers) EXPECT_FALSE(in_shards(*trainer.tracker));
+}
+
+TEST_F(Sharded, AllTrainersKnowTheSamplesOfLargeRuns) {
+  add_trainers(24);
+  train(60);
+  for (int look = 0; look < 10; ++look) {
+    train(5);
+    expect_all_reckon(0.03);
+  }
+  EXPECT_EQ(entries(), 1u) << "the sum of the shards";
+}
+
+TEST_F(Sharded, APeerThatKnowsNoShardsReadsTheSamplesInTheRecord) {
+  add_trainers(24);
+  ProgressTracker& old_way = add_trainer(0);
+  train(90);
+  for (int look = 0; look < 10; ++look) {
+    train(5);
+    const GlobalProgress seen = old_way.snapshot();
+    EXPECT_FALSE(in_shards(old_way));
+    EXPECT_EQ(seen.peers, 2u) << "itself, and the sum";
+    EXPECT_NEAR(reckoned(old_way), samples(), samples() * 0.05);
+    EXPECT_NEAR(seen.samples_per_second, 25 * kSpeedOfTrainer, 25 * kSpeedOfTrainer * 0.05);
+    EXPECT_NEAR(reckoned(*trainers[3].tracker), samples(), samples() * 0.05) << "with those of that peer";
+  }
+}
+
+TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {
+  add_trainers(24);
+  train(60);
+  ProgressTracker& newcomer = add_trainer();
+  train(15);
+  EXPECT_TRUE(newcomer.others_began());
+  EXPECT_FALSE(newcomer.trainers().empty());
+  EXPECT_TRUE(in_shards(newcomer));
+  EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Sharded, WhoLeavesIsNotCountedAnyMore) {
+  add_trainers(24);
+  train(60);
+  for (std::size_t i = 0; i < 4; ++i) {
+    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
+    trainers[i].tracker.reset();
+  }
+  train(30);
+  EXPECT_EQ(trainers[9].tracker->snapshot().peers, 20u);
+  EXPECT_NEAR(reckoned(*trainers[9].tracker), samples(), samples() * 0.05);
+}
+
+TEST_F(Sharded, ASmallRunGoesBackToTheRecordAndStaysThere) {
+  add_trainers(24);
+  train(60);
+  ASSERT_EQ(entries(), 1u);
+  for (std::size_t i = 0; i < 14; ++i) {
+    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
+    trainers[i].tracker.reset();
+  }
+  train(90);
+  EXPECT_EQ(entries(), 10u);
+  EXPECT_EQ(trainers[20].tracker->snapshot().peers, 10u);
+  const auto bytes = trainers[20].tracker->snapshot().shard_bytes;
+  train(90);
+  EXPECT_EQ(trainers[20].tracker->snapshot().shard_bytes, bytes);
+  EXPECT_EQ(entries(), 10u);
+}
+
+TEST_F(Sharded, ThirteenTrainersStayInShardsAndDoNotBeginThem) {
+  add_trainers(18);
+  train(60);
+  ASSERT_EQ(entries(), 1u);
+  for (std::size_t i = 0; i < 5; ++i) {
+    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
+    trainers[i].tracker.reset();
+  }
+  train(90);
+  EXPECT_EQ(entries(), 1u) << "above three quarters of the limit";
+  EXPECT_EQ(trainers[17].tracker->snapshot().peers, 13u);
+}
+
+TEST_F(Sharded, TrainersThatAreKilledAreForgottenAndLeadersReplaced) {
+  add_trainers(30);
+  train(60);
+  for (std::size_t i = 2; i < 8; ++i) {
+    swarm.fabric().kill(ip_of(trainers[i].node));
+    trainers[i].tracker.reset();
+  }
+  train(60);
+  for (std::size_t i = 10; i < 30; ++i) {
+    EXPECT_EQ(trainers[i].tracker->snapshot().peers, 24u) << i;
+    EXPECT_NEAR(reckoned(*trainers[i].tracker), samples(), samples() * 0.05) << i;
+  }
+}
+
+TEST_F(Sharded, TheNextEpochIsKnownWithinSeconds) {
+  add_trainers(24);
+  train(60);
+  std::vector<PeerId> all;
+  for (const Trainer& trainer : trainers) all.push_back(swarm.host(trainer.node).id());
+  for (Trainer& trainer : trainers) {
+    trainer.tracker->met(all);
+    trainer.epoch = 1;
+    trainer.samples = 0;
+    trainer.tracker->update_epoch(1);
+  }
+  train(12);
+  for (const Trainer& trainer : trainers) {
+    EXPECT_EQ(trainer.tracker->snapshot().epoch, 1u);
+    EXPECT_NEAR(reckoned(*trainer.tracker), samples(), 24 * kSpeedOfTrainer * 2);
+  }
+}
+
+TEST_F(Sharded, WhoMissedAnEpochLearnsOfIt) {
+  add_trainers(24);
+  train(60);
+  std::vector<PeerId> all;
+  for (const Trainer& trainer : trainers) all.push_back(swarm.host(trainer.node).id());
+  for (Trainer& trainer : trainers) {
+    trainer.tracker->met(all);
+    if (trainer.node == 5) continue;
+    trainer.epoch = 1;
+    trainer.samples = 0;
+    trainer.tracker->update_epoch(1);
+  }
+  train(20);
+  EXPECT_EQ(trainers[5].tracker->snapshot().epoch, 1u);
+  for (Trainer& trainer : trainers) trainer.epoch = trainer.node == 7 ? std::uint64_t{1} << 40 : 1;
+  train(30);
+  for (const Trainer& trainer : trainers)
+    if (trainer.node != 7) EXPECT_EQ(trainer.tracker->snapshot().epoch, 1u) << "one that claims more moves nobody";
+}
+
+TEST(ShardCall, TakesLessThanAKilobyteOnTheWire) {
+  sim::Swarm swarm({.plaintext = false});
+  p2p::Host &trainer = swarm.add_host(), &leader = swarm.add_host();
+  swarm.run(trainer.connect(leader.visible_addresses().front(), swarm.after(5s))).value();
+  const std::string method = ShardCalls::method_of("run");
+  proto::ProgressRequest request;
+  request.set_report(seal_report(trainer.identity(), "run", {1000, 4096, 31.25, swarm.runtime().wall_time(), false}));
+  proto::ProgressReply reply;
+  encode_sum({1000, 1e6, 1e4, swarm.runtime().wall_time(), 1000, 10, 4}, *reply.mutable_run());
+  rpc::Server server(leader);
+  auto answer = [](std::string text) -> Task<Result<std::string>> { co_return text; };
+  server.add_unary(method, [answer, &reply](PeerId, std::string) { return answer(reply.SerializeAsString()); });
+  const auto call = [&] {
+    swarm.run(rpc::call_unary(trainer, leader.id(), method, request.SerializeAsString(), swarm.after(5s))).value();
+  };
+  call();
+  swarm.pass(1s);
+  const auto before = swarm.fabric().bytes_carried();
+  for (int i = 0; i < 100; ++i) call();
+  const auto bytes = (swarm.fabric().bytes_carried() - before) / 100;
+  EXPECT_LE(bytes, 1000u) << "request and reply";
+  RecordProperty("bytes", static_cast<int>(bytes));
+}
+
+// ---- Peers that lie
+
+TEST_F(Sharded, OneLeaderOfThreeThatLiesChangesNothing) {
+  add_trainers(24);
+  // Nodes that do not train lead as well, by their place alone.
+  std::vector<std::unique_ptr<rpc::Server>> liars;
+  for (int i = 0; i < 3; ++i) {
+    liars.push_back(std::make_unique<rpc::Server>(add().host()));
+    auto lie = [](double now) -> Task<Result<std::string>> {
+      proto::ProgressReply reply;
+      encode_sum({1 << 20, 1e12, 1e9, now, 1e6, 0, 5}, *reply.mutable_run());
+      reply.add_reports("no report");
+      reply.set_writes(true);
+      co_return reply.SerializeAsString();
+    };
+    liars.back()->add_unary(ShardCalls::method_of("run"),
+                            [lie, this](PeerId, std::string) { return lie(nodes[0]->now()); });
+  }
+  train(90);
+  expect_all_reckon(0.05);
+}
+
+TEST_F(Sharded, NobodyReportsForAnotherOrInAnothersShard) {
+  add_trainers(24);
+  train(60);
+  Dht& stranger = add();
+  const std::string method = ShardCalls::method_of("run");
+  const auto call = [&](const proto::ProgressRequest& request) {
+    return swarm.run(
+        rpc::call_unary(stranger.host(), swarm.host(3).id(), method, request.SerializeAsString(), swarm.after(5s)));
+  };
+  const ShardReport report{0, 1, 1, stranger.now()};
+  proto::ProgressRequest request;
+  request.set_report(seal_report(swarm.host(5).identity(), "run", report));
+  EXPECT_FALSE(call(request)) << "of another";
+  request.set_report(seal_report(stranger.host().identity(), "another run", report));
+  EXPECT_FALSE(call(request)) << "of another run";
+  request.set_report("no envelope");
+  EXPECT_FALSE(call(request));
+  request.set_report(seal_report(stranger.host().identity(), "run", report));
+  EXPECT_TRUE(call(request));
+  const ShardName own = shard_of("run", stranger.host().id(), 3);
+  request.set_bits(3);
+  request.set_shard(own.number ^ 1);
+  EXPECT_FALSE(call(request)) << "another's shard";
+  request.set_bits(40);
+  EXPECT_FALSE(call(request)) << "a shard that there cannot be";
+}
+
+TEST_F(Sharded, WhoCallsAgainAndAgainIsRefused) {
+  add_trainers(24);
+  train(60);
+  Dht& stranger = add();
+  int answered = 0;
+  for (int i = 0; i < 200; ++i) {
+    proto::ProgressRequest request;
+    request.set_root(true);
+    answered += swarm
+                    .run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
+                                         request.SerializeAsString(), swarm.after(5s)))
+                    .has_value();
+  }
+  EXPECT_GE(answered, 40);
+  EXPECT_LT(answered, 100);
+}
+
+TEST_F(Sharded, LeadersKeepNoMoreThanSoMuch) {
+  add_trainers(24);
+  train(60);
+  Dht& stranger = add();
+  int taken = 0;
+  for (int bits = 0; bits <= kMostBits; ++bits) {
+    const ShardName own = shard_of("run", stranger.host().id(), bits);
+    proto::ProgressRequest request;
+    request.set_bits(static_cast<std::uint32_t>(bits));
+    request.set_shard(own.number);
+    taken += swarm
+                 .run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
+                                      request.SerializeAsString(), swarm.after(5s)))
+                 .has_value();
+  }
+  EXPECT_LE(taken, 8);
+}
+
+TEST_F(Sharded, NodesThatLeadNothingArePassedOver) {
+  add_many(24);
+  add_trainers(24);
+  train(120);
+  expect_all_reckon(0.05);
+}
+
+TEST_F(Sharded, ManyTrainersAreInSeveralShards) {
+  for (int i = 0; i < 140; ++i) add_trainer(64);
+  train(60);
+  for (int look = 0; look < 3; ++look) {
+    train(5);
+    expect_all_reckon(0.04);
+  }
+  EXPECT_EQ(entries(), 1u);
+}
+
+}  // namespace
+}  // namespace cohive::train

@@ -91,8 +91,7 @@ class Exchange {
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.
   virtual bool is_divided() const { return true; }
   /// Tells how values travel in the round of these members, who all come to the same. Called once for each group,
-  /// before what was offered is read.
-  /// \param divided  as Moment::divided
+  /// before what was offered is read. The second argument is Moment::divided.
   virtual averaging::RoundCodecs codecs(const std::vector<averaging::Member>&, bool /*divided*/) { return {}; }
   /// Returns how long the next round waits for any member, however late it was before.
   virtual Duration patience() const { return {}; }

@@ -20,7 +20,7 @@ struct MessageType {
 
 constexpr MessageType kPlain{};  // no messages in it
 constexpr MessageType kHasOneAt1{{{1, &kPlain}}}, kHasOneAt2{{{2, &kPlain}}}, kHasOneAt3{{{3, &kPlain}}},
-    kHasOneAt4{{{4, &kPlain}}};
+    kHasOneAt4{{{4, &kPlain}}}, kHasOneAt7{{{7, &kPlain}}};
 constexpr const MessageType &kAuthInfo = kHasOneAt1, &kDial = kHasOneAt1;
 constexpr MessageType kAuthAndPeerAt2{{{1, &kAuthInfo}, {2, &kPlain}}},
     kAuthAndPeerAt3{{{1, &kAuthInfo}, {3, &kPlain}}};
@@ -54,6 +54,8 @@ constexpr NamedType kTypes[] = {
     {"PersistentConnectionRequest", kPersistentConnectionRequest},
     {"PingRequest", kAuthAndPeerAt2},
     {"PingResponse", kAuthAndPeerAt2},
+    {"ProgressReply", kHasOneAt1},
+    {"ProgressRequest", kHasOneAt7},
     {"RequestAuthInfo", kAuthInfo},
     {"ResponseAuthInfo", kAuthInfo},
     {"RunReport", kRunReport},

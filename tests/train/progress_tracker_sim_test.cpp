@@ -21,6 +21,7 @@ class Progress : public dht::DhtSwarm {
     options.run_id = "run";
     options.target_batch_size = kTarget;
     options.client_mode = client_mode;
+    options.sharded_above = 0;  // all in one record; shards_sim_test.cpp has the others
     trackers.push_back(std::make_unique<ProgressTracker>(node, key, options));
     trackers.back()->start();
     return *trackers.back();

@@ -51,7 +51,7 @@ test_package() {
   local site="$root/build/wheel/site" name
   rm -rf "$site"
   "$python" -m pip install --quiet --no-index --target "$site" "$1" || die 'the wheel could not be installed'
-  for name in as_hivemind averaging dht native optimizer types validators; do
+  for name in as_hivemind dht native optimizer types validators; do
     say "tests of the wheel: $name"
     env -u COHIVE_LIBRARY PYTHONPATH="$site" COHIVE_BIN_DIR="$site/bin" \
       tests/interop/run.sh "$root/python/tests/test_$name.py" || die 'the wheel does not work (see above)'

@@ -190,6 +190,26 @@ TEST_F(OuterSteps, StepFromTheAnchorAsPyTorchsSgd) {
   }
 }
 
+/// A quarter of the differences in the first step, a sixty-fourth from the twentieth on.
+TEST_F(OuterSteps, SendMoreOfTheLargestDifferencesAtFirst) {
+  shapes_ = {{4096}};
+  options_.outer_optimizer = OuterOptimizer{.lr = 1, .momentum = 0};
+  options_.agreed_grad_compression = codec::Codec::sparse2;
+  auto& one = add();
+  auto& two = add();
+  Values anchor(4096);
+  for (std::size_t step = 1; step <= 22; ++step) {
+    ASSERT_TRUE(wait_for(2min, [&] { return one.steps == step && two.steps == step; }));
+    const Values now = one.parameters();
+    std::ptrdiff_t moved = 0;
+    for (std::size_t i = 0; i < now.size(); ++i) moved += now[i] != anchor[i];
+    if (step == 1) EXPECT_GE(moved, 1024);
+    if (step > 20) EXPECT_LE(moved, 256);
+    EXPECT_GT(moved, 0);
+    anchor = now;
+  }
+}
+
 /// One trainer becomes fast, so that the epoch ends long before the other one expects it to, and looks again.
 TEST_F(OuterSteps, WaitForATrainerThatLooksAtTheRunAsSeldomAsHivemindMay) {
   options_.target_batch_size = 480;

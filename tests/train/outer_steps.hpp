@@ -95,7 +95,7 @@ class OuterSteps : public ::testing::Test {
     (void)co_await me.run->catch_up();
     for (;;) {
       co_await runtime.sleep_for(me.pause);
-      Values gradient(4, -1.0f);
+      Values gradient(me.replica->parameter(0).size(), -1.0f);
       gradient[me.number % 4] = -5;
       const std::vector<std::span<const float>> gradients(me.replica->gradient_infos().size(), gradient);
       me.replica->step_locally(gradients);

@@ -35,6 +35,7 @@ struct HostPartsOptions {
   std::function<void(const StretchResult&)> on_result = nullptr;
   ResidualsPtr residuals = nullptr;      ///< none: codecs with error feedback are not used
   AnswerResidualsPtr answers = nullptr;  ///< see TensorParts::answer_residuals
+  double density_factor = 1;             ///< see TensorParts::density_factor
 };
 
 /// Serves one round; make another one for the next. The memory is touched only while a task or a contribution of this
@@ -49,6 +50,7 @@ class HostParts final : public TensorParts {
   const std::vector<TensorInfo>& infos() const noexcept override;
   bool keeps_residuals() const noexcept override;
   AnswerResidualsPtr answer_residuals() const override;
+  double density_factor() const noexcept override;
   Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) override;
   Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch stretch, codec::CodecSpec codec,
                                                             Terms terms) override;

@@ -169,6 +169,8 @@ class TensorParts {
   /// Returns where this member, as a reducer, notes what its averages lose: averages of parts in sparse2 come back in
   /// sparse2 then. Null: they come back in the ordinary codec.
   virtual std::shared_ptr<AnswerResiduals> answer_residuals() const { return nullptr; }
+  /// Returns how many times the density of an agreed codec this round has; all values are sent at most.
+  virtual double density_factor() const noexcept { return 1; }
 
   /// Encodes a stretch for its reducer. Errors: Errc::not_finite for a value that is NaN or infinite.
   virtual Task<Result<EncodedStretch>> encode(Stretch stretch, codec::CodecSpec codec) = 0;

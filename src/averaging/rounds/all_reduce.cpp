@@ -84,7 +84,10 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
     if (options.agreed_codec && tensors.keeps_residuals() && setup.group->codecs.agreed) {
       const auto agreed = options.agreed_codec->choose(info);
       if (!agreed) return agreed.error();
-      if (setup.group->agreed_codecs.contains(agreed->codec)) chosen.agreed = *agreed;
+      if (setup.group->agreed_codecs.contains(agreed->codec)) {
+        chosen.agreed = *agreed;
+        chosen.agreed->density = std::min(1.0, agreed->density * tensors.density_factor());
+      }
     }
     parted.push_back({tensor.elements(), chosen.bytes_per_value});
   }

@@ -53,6 +53,7 @@ class HostMemory {
   const std::vector<TensorInfo>& infos() const noexcept { return infos_; }
   bool keeps_residuals() const noexcept { return options_.residuals != nullptr; }
   const AnswerResidualsPtr& answers() const noexcept { return options_.answers; }
+  double density_factor() const noexcept { return options_.density_factor; }
   std::size_t averaged() const noexcept { return averaged_; }
 
   /// What is owed of a stretch that travels in this codec; null: nothing ever is.
@@ -247,6 +248,10 @@ const std::vector<TensorInfo>& HostParts::infos() const noexcept {
 bool HostParts::keeps_residuals() const noexcept {
   return memory_->keeps_residuals();
 }
+double HostParts::density_factor() const noexcept {
+  return memory_->density_factor();
+}
+
 AnswerResidualsPtr HostParts::answer_residuals() const {
   return memory_->answers();
 }

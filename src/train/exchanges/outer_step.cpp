@@ -29,6 +29,9 @@ std::string suffix_of(const OuterOptimizer& optimizer, const Fragment& fragment)
 
 /// SparseLoCo's, of what differences still owe one round later.
 constexpr float kSparseKept = 0.95f;
+// The first steps are the largest, and what is not sent comes late: as Deep Gradient Compression does (arXiv:1712.01887),
+// they begin with more of the values, and come down to the share that was asked for.
+constexpr double kFirstDensity = 16, kWarmUpSteps = 20;
 
 bool is_sparse(const RunOptions& options) {
   return options.agreed_grad_compression && codec::uses(*options.agreed_grad_compression, codec::Codec::sparse2);
@@ -208,6 +211,7 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   averaging::HostPartsOptions how;
   how.residuals = residuals_;
   how.answers = answers_;
+  if (answers_) how.density_factor = std::max(1.0, std::pow(kFirstDensity, 1 - memory_->steps / kWarmUpSteps));
   how.on_result = [memory = memory_, parameters](const averaging::StretchResult& result) {
     if (result.averaged) return;
     const auto part = part_of(memory->difference[result.stretch.tensor], result.stretch);

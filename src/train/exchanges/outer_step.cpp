@@ -29,8 +29,8 @@ std::string suffix_of(const OuterOptimizer& optimizer, const Fragment& fragment)
 
 /// SparseLoCo's, of what differences still owe one round later.
 constexpr float kSparseKept = 0.95f;
-// The first steps are the largest, and what is not sent comes late: as Deep Gradient Compression does (arXiv:1712.01887),
-// they begin with more of the values, and come down to the share that was asked for.
+// The first steps are the largest, and what is not sent comes late: as Deep Gradient Compression does
+// (arXiv:1712.01887), they begin with more of the values, and come down to the share that was asked for.
 constexpr double kFirstDensity = 16, kWarmUpSteps = 20;
 
 bool is_sparse(const RunOptions& options) {

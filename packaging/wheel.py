@@ -46,7 +46,8 @@ def check_library(library: pathlib.Path, tools: str) -> None:
     if newest[:2] > NEWEST_GLIBC:
         names = re.findall(rf"GLIBC_{'.'.join(map(str, newest))}\)?\s+(\w+)", symbols)
         sys.exit(f"{library} needs glibc {'.'.join(map(str, newest))} for {', '.join(names)}")
-    shown = {line.split()[2] for line in run(tools.format("nm"), "-D", "--defined-only", "--extern-only", library).splitlines()}
+    listed = run(tools.format("nm"), "-D", "--defined-only", "--extern-only", library)
+    shown = {line.split()[2] for line in listed.splitlines()}
     if foreign := {name for name in shown if not name.startswith("cohive_")}:
         sys.exit(f"{library} shows {', '.join(sorted(foreign)[:5])}")
 
@@ -85,7 +86,8 @@ def main() -> None:
     for name in PROGRAMS:
         files[f"{scripts}/cohive-{name}"] = (SCRIPT.format(name=name).encode(), 0o755)
     files[f"{info}/licenses/LICENSE"] = ((ROOT / "LICENSE").read_bytes(), 0o644)
-    texts = {} if options.this_machine else {f"third-party/{name}.txt": text for name, text in licenses(not options.no_cuda).items()}
+    others = {} if options.this_machine else licenses(not options.no_cuda)
+    texts = {f"third-party/{name}.txt": text for name, text in others.items()}
     files.update({f"{info}/licenses/{name}": (text, 0o644) for name, text in texts.items()})
     files[f"{info}/METADATA"] = (metadata(texts).encode(), 0o644)
     wheel_file = f"Wheel-Version: 1.0\nGenerator: cohive\nRoot-Is-Purelib: false\nTag: {tag}\n"

@@ -34,8 +34,8 @@ std::optional<ProgressEntry> read_entry(const msgpack::Value& subkey, const msgp
   return entry;
 }
 
-bool is_timely(const ProgressEntry& entry, double now) {
-  return now - entry.time <= kLongestReport && entry.time - now <= kMostAhead;
+bool is_timely(double time, double now) {
+  return now - time <= kLongestReport && time - now <= kMostAhead;
 }
 
 msgpack::Value entry_value(const PeerId& peer, std::uint64_t epoch, double samples, double samples_per_second,

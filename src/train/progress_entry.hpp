@@ -26,8 +26,8 @@ struct ProgressEntry {
 /// Strictly typed: nullopt for what is no plausible entry.
 /// \param target  samples of an epoch: a larger claim counts as so many
 std::optional<ProgressEntry> read_entry(const msgpack::Value& subkey, const msgpack::Value& value, double target);
-/// Tells whether an entry is neither too old nor of a time that is to come.
-bool is_timely(const ProgressEntry& entry, double now);
+/// Tells whether a report of this time, in Unix seconds, is neither too old nor of a time that is to come.
+bool is_timely(double time, double now);
 /// Returns what read_entry() reads.
 msgpack::Value entry_value(const PeerId& peer, std::uint64_t epoch, double samples, double samples_per_second,
                            double time, bool client);

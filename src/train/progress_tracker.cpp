@@ -9,6 +9,7 @@
 #include "cohive/core/names.hpp"
 #include "cohive/dht/schema.hpp"
 #include "dht/detail/later_expiration.hpp"
+#include "majority.hpp"
 #include "median.hpp"
 #include "progress_entry.hpp"
 #include "shards/shards.hpp"
@@ -340,7 +341,7 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     auto entry = read_entry(subkey, stored.value, options_.target_batch_size);
     if (!entry) continue;
     const bool own = entry->marker == key_->ownership_marker();
-    if (!own && !is_timely(*entry, dht_.now())) continue;
+    if (!own && !is_timely(entry->time, dht_.now())) continue;
     // The record of an earlier process with our identity is not another trainer.
     if (entry->peer == dht_.host().id() && !own) continue;
     entries.push_back(std::move(*entry));
@@ -378,16 +379,6 @@ void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
   });
 }
 
-namespace {
-
-/// The largest that most of them have reached.
-std::uint64_t reached_by_most(std::vector<std::uint64_t> epochs) {
-  std::ranges::sort(epochs, std::greater());
-  return epochs.empty() ? 0 : epochs[epochs.size() / 2];
-}
-
-}  // namespace
-
 /// The members of a round reach an epoch together.
 void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
   std::vector<std::uint64_t> met, strangers, connected;
@@ -400,7 +391,7 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
       met.push_back(entry.epoch);
     }
   }
-  heard_ = reached_by_most(std::move(connected));
+  heard_ = reached_by_most(connected);
   global.met = met.size();
   global.epoch = std::max(epoch_, reached_by_most(met));
   const auto& claims = met.empty() ? strangers : met;

@@ -7,8 +7,6 @@ come, with the weight 1, and `DiLoCoStateAverager` averages the outer parameters
 
 import json
 import os
-import pathlib
-import sys
 import time
 
 import pytest
@@ -20,15 +18,13 @@ from hivemind.averaging.averager import DecentralizedAverager  # noqa: E402
 from hivemind.dht import DHT  # noqa: E402
 from hivemind.optim.progress_tracker import ProgressTracker  # noqa: E402
 from hivemind.optim.state_averager import TrainingStateAverager  # noqa: E402
-from test_training import PATIENCE, CohiveTrainer, Program  # noqa: E402
+from test_training import CohiveTrainer, PackageTrainer  # noqa: E402
 
 RUN, BATCH, LOCAL_STEPS, PAUSE = "diloco", 8, 60, 0.05
 MATCHMAKING, TIMEOUT = 2.0, 30.0
 INNER_RATE, RATE, MOMENTUM = 0.1, 0.7, 0.9
 EPOCHS = 2
 
-
-PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 OF_THE_PACKAGE = """
 import json, sys, time, torch, cohive
 torch.set_num_threads(1)
@@ -54,19 +50,14 @@ while True:
 """
 
 
-class OfThePackage(Program):
+class OfThePackage(PackageTrainer):
     """A Python trainer of cohive, of gradient 1."""
 
     begin = CohiveTrainer.begin
 
     def __init__(self, **options):
-        super().__init__(
-            sys.executable, "-c", OF_THE_PACKAGE, json.dumps(options), env=dict(os.environ, PYTHONPATH=str(PACKAGE)))
+        super().__init__(OF_THE_PACKAGE, json.dumps(options))
         self.initial_peers = self.ready["initial_peers"]
-
-    def close(self):
-        self._process.terminate()
-        self._process.wait(PATIENCE)
 
 
 class DiLoCoStateAverager(TrainingStateAverager):

@@ -1,16 +1,11 @@
 """A run of three: a C++ trainer, one of the Python package, and Python hivemind's, which all average with all."""
 
-import os
-import pathlib
-import sys
-
 import pytest
 
 pytest.importorskip("hivemind")
 
-from test_training import PATIENCE, Program, same, trainers  # noqa: E402, F401
+from test_training import PackageTrainer, same, trainers  # noqa: E402, F401
 
-PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 TARGET = 3000
 EPOCHS, MOST_LATE = 10, 4  # hivemind's processes may be seconds late where the machine has other work
 
@@ -35,17 +30,6 @@ while True:
 """ % TARGET
 
 
-class OfThePackage(Program):
-    def __init__(self, addresses):
-        super().__init__(
-            sys.executable, "-c", OF_THE_PACKAGE, ",".join(addresses), env=dict(os.environ, PYTHONPATH=str(PACKAGE))
-        )
-
-    def close(self):
-        self._process.terminate()
-        self._process.wait(PATIENCE)
-
-
 class Epochs:
     """What a trainer of cohive tells of its epochs."""
 
@@ -64,7 +48,7 @@ def test_all_three_average_in_every_round(trainers):  # noqa: F811
     goes on."""
     common = {"run_id": "three", "target_batch_size": TARGET}
     cohive = trainers.cohive(1.0, **common)
-    package = OfThePackage(cohive.initial_peers)
+    package = PackageTrainer(OF_THE_PACKAGE, ",".join(cohive.initial_peers))
     try:
         cohive.begin()
         while cohive.wait_for("epoch")["group"] < 2:

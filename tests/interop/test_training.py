@@ -4,8 +4,11 @@ Every trainer's gradient is a constant, so the parameters after each epoch are k
 """
 
 import json
+import os
+import pathlib
 import queue
 import subprocess
+import sys
 import threading
 import time
 
@@ -17,6 +20,7 @@ import torch  # noqa: E402
 from hivemind.dht import DHT  # noqa: E402
 from training_cases import Model, state_of  # noqa: E402
 
+PACKAGE = pathlib.Path(__file__).resolve().parents[2] / "python"
 PATIENCE = 120
 BATCH, PAUSE = 8, 0.05
 RATE, MOMENTUM = 0.1, 0.9
@@ -57,6 +61,17 @@ class CohiveTrainer(Program):
     def close(self):
         self._process.stdin.close()
         assert self._process.wait(PATIENCE) == 0
+
+
+class PackageTrainer(Program):
+    """A trainer of the Python package, which ends when it is told to."""
+
+    def __init__(self, code, *arguments):
+        super().__init__(sys.executable, "-c", code, *arguments, env=dict(os.environ, PYTHONPATH=str(PACKAGE)))
+
+    def close(self):
+        self._process.terminate()
+        self._process.wait(PATIENCE)
 
 
 class PythonTrainer:

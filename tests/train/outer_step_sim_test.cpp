@@ -23,6 +23,18 @@ sim::TrainScenario outer_steps() {
   return scenario;
 }
 
+/// What becomes of it without a codec by agreement, and with one.
+std::array<sim::TrainScenarioReport, 2> without_and_with(codec::Codec codec, sim::TrainScenario scenario) {
+  std::array<sim::TrainScenarioReport, 2> reports;
+  reports[0] = sim::run_training(scenario);
+  scenario.tune = [codec, tune = scenario.tune](RunOptions& options) {
+    tune(options);
+    options.agreed_grad_compression = codec;
+  };
+  reports[1] = sim::run_training(scenario);
+  return reports;
+}
+
 TEST(OuterStep, TrainersWithLocalStepsLearnByIt) {
   const auto report = sim::run_training(outer_steps());
   SCOPED_TRACE(::testing::PrintToString(report));
@@ -99,18 +111,12 @@ TEST(OuterStep, GroupsOfADividedRunSendParametersInFewerBits) {
   auto scenario = groups_of(8, 16);
   scenario.duration = 60s;
   scenario.ballast = 100'000;
-  const auto tune = scenario.tune;
-  std::array<sim::TrainScenarioReport, 2> reports;
-  for (const bool few : {false, true}) {
-    scenario.tune = [&](RunOptions& options) {
-      tune(options);
-      if (few) options.agreed_grad_compression = codec::Codec::block4;
-    };
-    reports[few] = sim::run_training(scenario);
-    EXPECT_GE(reports[few].epochs, 4u);
-    EXPECT_LT(reports[few].last_loss, reports[few].first_loss);
-  }
+  const auto reports = without_and_with(codec::Codec::block4, scenario);
   SCOPED_TRACE(::testing::PrintToString(reports));
+  for (const auto& report : reports) {
+    EXPECT_GE(report.epochs, 4u);
+    EXPECT_LT(report.last_loss, report.first_loss);
+  }
   EXPECT_LT(reports[1].bytes_per_peer_second, 0.95 * reports[0].bytes_per_peer_second);
 }
 
@@ -158,16 +164,11 @@ TEST(OuterStep, LearnsFromTheLargestDifferencesAlone) {
 TEST(OuterStep, SmallTensorsTravelAsTheyAreBesideSparseOnes) {
   auto scenario = outer_steps();
   scenario.ballast = 100'000;
-  const auto tune = scenario.tune;
-  std::array<sim::TrainScenarioReport, 2> reports;
-  for (const bool sparse : {false, true}) {
-    scenario.tune = [&](RunOptions& options) {
-      tune(options);
-      options.outer_optimizer->momentum = 0;
-      if (sparse) options.agreed_grad_compression = codec::Codec::sparse2;
-    };
-    reports[sparse] = sim::run_training(scenario);
-  }
+  scenario.tune = [tune = scenario.tune](RunOptions& options) {
+    tune(options);
+    options.outer_optimizer->momentum = 0;
+  };
+  const auto reports = without_and_with(codec::Codec::sparse2, scenario);
   SCOPED_TRACE(::testing::PrintToString(reports));
   EXPECT_NEAR(reports[1].last_loss, reports[0].last_loss, 0.05 * reports[0].first_loss) << "nothing of it is left out";
   EXPECT_LT(reports[1].bytes_per_peer_second, reports[0].bytes_per_peer_second / 2) << "with downloads of the state";

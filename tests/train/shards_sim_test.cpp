@@ -42,6 +42,30 @@ class Sharded : public dht::DhtSwarm {
         if (trainer.tracker) trainer.tracker->report(trainer.epoch, trainer.samples += kSpeedOfTrainer);
     }
   }
+  /// The first ones say goodbye.
+  void leave(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) {
+      swarm.run(trainers[i].tracker->close(swarm.after(5s)));
+      trainers[i].tracker.reset();
+    }
+  }
+  /// All have met in a round, and all but one, or none, enter the next epoch.
+  void enter_epoch(std::uint64_t epoch, std::optional<std::size_t> but = std::nullopt) {
+    std::vector<PeerId> all;
+    for (const Trainer& trainer : trainers) all.push_back(swarm.host(trainer.node).id());
+    for (Trainer& trainer : trainers) {
+      trainer.tracker->met(all);
+      if (trainer.node == but) continue;
+      trainer.epoch = epoch;
+      trainer.samples = 0;
+      trainer.tracker->update_epoch(epoch);
+    }
+  }
+  /// A stranger's request to a trainer that leads.
+  Result<std::string> call(Dht& stranger, const proto::ProgressRequest& request) {
+    return swarm.run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
+                                     request.SerializeAsString(), swarm.after(5s)));
+  }
   double samples() const {
     double sum = 0;
     for (const Trainer& trainer : trainers) sum += trainer.tracker ? trainer.samples : 0;
@@ -119,10 +143,7 @@ TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {
 TEST_F(Sharded, WhoLeavesIsNotCountedAnyMore) {
   add_trainers(24);
   train(60);
-  for (std::size_t i = 0; i < 4; ++i) {
-    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
-    trainers[i].tracker.reset();
-  }
+  leave(4);
   train(30);
   EXPECT_EQ(trainers[9].tracker->snapshot().peers, 20u);
   EXPECT_NEAR(reckoned(*trainers[9].tracker), samples(), samples() * 0.05);
@@ -132,10 +153,7 @@ TEST_F(Sharded, ASmallRunGoesBackToTheRecordAndStaysThere) {
   add_trainers(24);
   train(60);
   ASSERT_EQ(entries(), 1u);
-  for (std::size_t i = 0; i < 14; ++i) {
-    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
-    trainers[i].tracker.reset();
-  }
+  leave(14);
   train(90);
   EXPECT_EQ(entries(), 10u);
   EXPECT_EQ(trainers[20].tracker->snapshot().peers, 10u);
@@ -149,10 +167,7 @@ TEST_F(Sharded, ThirteenTrainersStayInShardsAndDoNotBeginThem) {
   add_trainers(18);
   train(60);
   ASSERT_EQ(entries(), 1u);
-  for (std::size_t i = 0; i < 5; ++i) {
-    swarm.run(trainers[i].tracker->close(swarm.after(5s)));
-    trainers[i].tracker.reset();
-  }
+  leave(5);
   train(90);
   EXPECT_EQ(entries(), 1u) << "above three quarters of the limit";
   EXPECT_EQ(trainers[17].tracker->snapshot().peers, 13u);
@@ -175,14 +190,7 @@ TEST_F(Sharded, TrainersThatAreKilledAreForgottenAndLeadersReplaced) {
 TEST_F(Sharded, TheNextEpochIsKnownWithinSeconds) {
   add_trainers(24);
   train(60);
-  std::vector<PeerId> all;
-  for (const Trainer& trainer : trainers) all.push_back(swarm.host(trainer.node).id());
-  for (Trainer& trainer : trainers) {
-    trainer.tracker->met(all);
-    trainer.epoch = 1;
-    trainer.samples = 0;
-    trainer.tracker->update_epoch(1);
-  }
+  enter_epoch(1);
   train(12);
   for (const Trainer& trainer : trainers) {
     EXPECT_EQ(trainer.tracker->snapshot().epoch, 1u);
@@ -193,15 +201,7 @@ TEST_F(Sharded, TheNextEpochIsKnownWithinSeconds) {
 TEST_F(Sharded, WhoMissedAnEpochLearnsOfIt) {
   add_trainers(24);
   train(60);
-  std::vector<PeerId> all;
-  for (const Trainer& trainer : trainers) all.push_back(swarm.host(trainer.node).id());
-  for (Trainer& trainer : trainers) {
-    trainer.tracker->met(all);
-    if (trainer.node == 5) continue;
-    trainer.epoch = 1;
-    trainer.samples = 0;
-    trainer.tracker->update_epoch(1);
-  }
+  enter_epoch(1, 5);
   train(20);
   EXPECT_EQ(trainers[5].tracker->snapshot().epoch, 1u);
   for (Trainer& trainer : trainers) trainer.epoch = trainer.node == 7 ? std::uint64_t{1} << 40 : 1;
@@ -260,27 +260,22 @@ TEST_F(Sharded, NobodyReportsForAnotherOrInAnothersShard) {
   add_trainers(24);
   train(60);
   Dht& stranger = add();
-  const std::string method = ShardCalls::method_of("run");
-  const auto call = [&](const proto::ProgressRequest& request) {
-    return swarm.run(
-        rpc::call_unary(stranger.host(), swarm.host(3).id(), method, request.SerializeAsString(), swarm.after(5s)));
-  };
   const ShardReport report{0, 1, 1, stranger.now()};
   proto::ProgressRequest request;
   request.set_report(seal_report(swarm.host(5).identity(), "run", report));
-  EXPECT_FALSE(call(request)) << "of another";
+  EXPECT_FALSE(call(stranger, request)) << "of another";
   request.set_report(seal_report(stranger.host().identity(), "another run", report));
-  EXPECT_FALSE(call(request)) << "of another run";
+  EXPECT_FALSE(call(stranger, request)) << "of another run";
   request.set_report("no envelope");
-  EXPECT_FALSE(call(request));
+  EXPECT_FALSE(call(stranger, request));
   request.set_report(seal_report(stranger.host().identity(), "run", report));
-  EXPECT_TRUE(call(request));
+  EXPECT_TRUE(call(stranger, request));
   const ShardName own = shard_of("run", stranger.host().id(), 3);
   request.set_bits(3);
   request.set_shard(own.number ^ 1);
-  EXPECT_FALSE(call(request)) << "another's shard";
+  EXPECT_FALSE(call(stranger, request)) << "another's shard";
   request.set_bits(40);
-  EXPECT_FALSE(call(request)) << "a shard that there cannot be";
+  EXPECT_FALSE(call(stranger, request)) << "a shard that there cannot be";
 }
 
 TEST_F(Sharded, WhoCallsAgainAndAgainIsRefused) {
@@ -291,10 +286,7 @@ TEST_F(Sharded, WhoCallsAgainAndAgainIsRefused) {
   for (int i = 0; i < 200; ++i) {
     proto::ProgressRequest request;
     request.set_root(true);
-    answered += swarm
-                    .run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
-                                         request.SerializeAsString(), swarm.after(5s)))
-                    .has_value();
+    answered += call(stranger, request).has_value();
   }
   EXPECT_GE(answered, 40);
   EXPECT_LT(answered, 100);
@@ -306,14 +298,7 @@ TEST_F(Sharded, LeadersKeepNoMoreThanSoMuch) {
   Dht& stranger = add();
   int taken = 0;
   for (int bits = 0; bits <= kMostBits; ++bits) {
-    const ShardName own = shard_of("run", stranger.host().id(), bits);
-    proto::ProgressRequest request;
-    request.set_bits(static_cast<std::uint32_t>(bits));
-    request.set_shard(own.number);
-    taken += swarm
-                 .run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
-                                      request.SerializeAsString(), swarm.after(5s)))
-                 .has_value();
+    taken += call(stranger, about(shard_of("run", stranger.host().id(), bits))).has_value();
   }
   EXPECT_LE(taken, 8);
 }

@@ -75,7 +75,7 @@ Result<Member> decode_gathered(const PeerId& peer, std::string_view blob, std::s
 
 /// How values travel in one round; all members come to the same.
 struct RoundCodecs {
-  /// Of parts, in place of AveragerOptions::codec. Only codecs that need no agreement. Unset: that one.
+  /// Parts travel in it in place of AveragerOptions::codec; it needs no agreement. Unset: in that one.
   std::optional<codec::Compression> ordinary = std::nullopt;
   bool agreed = true;  ///< AveragerOptions::agreed_codec is used, where all members have offered it
 };

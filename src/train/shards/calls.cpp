@@ -107,4 +107,18 @@ bool ShardCalls::is_nearer(const std::string& key, const PeerId& node) const {
   return std::ranges::find(nodes, node) < std::ranges::find(nodes, dht_.host().id());
 }
 
+proto::ProgressRequest about(const ShardName& shard) {
+  proto::ProgressRequest request;
+  request.set_bits(static_cast<std::uint32_t>(shard.bits));
+  request.set_shard(shard.number);
+  return request;
+}
+
+std::optional<ProgressSum> run_in(const std::vector<ShardCalls::Answer>& answers, double now) {
+  std::vector<ProgressSum> views;
+  for (const auto& [leader, reply] : answers)
+    if (const auto view = reply.has_run() ? decode_sum(reply.run(), now) : std::nullopt) views.push_back(*view);
+  return middle_of(views, now);
+}
+
 }  // namespace cohive::train

@@ -9,6 +9,7 @@
 
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/progress.pb.h"
+#include "sums.hpp"
 
 namespace cohive::train {
 
@@ -55,5 +56,10 @@ class ShardCalls {
   std::unordered_map<PeerId, TimePoint> avoided_;
   std::uint64_t sent_ = 0;
 };
+
+/// Returns a request that names a shard.
+proto::ProgressRequest about(const ShardName& shard);
+/// Returns what most of the leaders that have answered say of the run; nullopt where none knows it.
+std::optional<ProgressSum> run_in(const std::vector<ShardCalls::Answer>& answers, double now);
 
 }  // namespace cohive::train

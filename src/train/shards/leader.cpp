@@ -249,16 +249,11 @@ Task<bool> ShardLeader::tell_sum(ShardName name) {
   if (reports.empty()) co_return false;
   const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
   shards_[name].epoch = sum.epoch;
-  proto::ProgressRequest request;
+  auto request = about(name);
   request.set_root(true);
-  request.set_bits(static_cast<std::uint32_t>(name.bits));
-  request.set_shard(name.number);
   encode_sum(sum, *request.mutable_sum());
   const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(request), runtime_.after(kCallTime));
-  std::vector<ProgressSum> views;
-  for (const auto& [leader, reply] : answers)
-    if (const auto view = reply.has_run() ? decode_sum(reply.run(), dht_.now()) : std::nullopt) views.push_back(*view);
-  const auto run = middle_of(views, dht_.now());
+  const auto run = run_in(answers, dht_.now());
   if (run && shards_.contains(name)) shards_[name].run = run;
   co_return !run || run->epoch != sum.epoch;
 }
@@ -321,7 +316,8 @@ Task<void> ShardLeader::read_record() {
   std::vector<ShardReport> reports;
   for (const auto& [subkey, stored] : found->entries()) {
     const auto entry = read_entry(subkey, stored.value, options_.target_batch_size);
-    if (!entry || entry->is_sum() || !is_timely(*entry, now) || entry->marker == key_->ownership_marker()) continue;
+    if (!entry || entry->is_sum() || !is_timely(entry->time, now) || entry->marker == key_->ownership_marker())
+      continue;
     reports.push_back({entry->epoch, entry->samples, entry->samples_per_second, entry->time, entry->client});
   }
   const double times =

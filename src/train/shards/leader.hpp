@@ -43,7 +43,7 @@ class ShardLeader {
     std::optional<ProgressSum> run{};  // as last heard
     TimePoint used{};
   };
-  /// What a leader says of its shard.
+  /// A claim is what a leader says of its shard.
   struct Claim {
     ProgressSum sum;
     dht::DhtId distance;  // of its node to the key of the shard

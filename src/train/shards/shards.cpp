@@ -6,20 +6,6 @@ namespace {
 constexpr Duration kExchangeTime = 8s;
 constexpr std::uint32_t kReportsDrawn = 8;  // 150 bytes each
 
-proto::ProgressRequest about(const ShardName& shard) {
-  proto::ProgressRequest request;
-  request.set_bits(static_cast<std::uint32_t>(shard.bits));
-  request.set_shard(shard.number);
-  return request;
-}
-
-std::optional<ProgressSum> run_in(const std::vector<ShardCalls::Answer>& answers, double now) {
-  std::vector<ProgressSum> views;
-  for (const auto& [leader, reply] : answers)
-    if (const auto view = reply.has_run() ? decode_sum(reply.run(), now) : std::nullopt) views.push_back(*view);
-  return middle_of(views, now);
-}
-
 }  // namespace
 
 ProgressShards::ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options)

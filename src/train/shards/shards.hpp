@@ -21,7 +21,7 @@ class ProgressShards {
   ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options);
   /// Leads shards from now on, where this node is next to their keys.
   void serve() { leader_.serve(); }
-  /// What the shards say of the run.
+  /// A look shows what the shards say of the run.
   struct Seen {
     std::optional<ProgressSum> run;     ///< unset while leaders do not know it
     std::vector<SignedReport> reports;  ///< of some other trainers, drawn

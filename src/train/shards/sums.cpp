@@ -2,21 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "cohive/core/sha256.hpp"
 #include "cohive/core/signed_envelope.hpp"
 #include "cohive/proto/progress.pb.h"
 #include "cohive/train/progress_tracker.hpp"
 #include "core/detail/bounded_parse.hpp"
+#include "train/majority.hpp"
 #include "train/median.hpp"
+#include "train/progress_entry.hpp"
 
 namespace cohive::train {
 namespace {
 
 constexpr std::string_view kReportType = "/cohive/progress";
-constexpr double kMostOfShard = 96, kFewestOfShard = 32;   // of a shard
-constexpr double kOldestLine = 600, kFarthestAhead = 120;  // seconds between a report's time and now
+constexpr double kMostOfShard = 96, kFewestOfShard = 32;  // of a shard
 constexpr double kMostSpeed = 1e15, kMostClaimed = 1e18, kMostCount = 1e7;
 constexpr double kLeastSpeed = 1e-9;  // samples per second; below, nothing was measured yet
 constexpr double kBeyondMedian = 16;  // than the median trainer
@@ -31,26 +31,8 @@ bool is_plausible(double value, double most) {
   return value >= 0 && value <= most;  // false for NaN
 }
 
-bool is_time(double time, double now) {
-  return now - time <= kOldestLine && time - now <= kFarthestAhead;
-}
-
 std::string domain_of(const std::string& run_id) {
   return "cohive progress " + run_id;
-}
-
-/// The largest epoch that most have reached, each counted `weight` times.
-struct Vote {
-  std::uint64_t epoch;
-  double weight;
-};
-std::uint64_t reached_by_majority(std::vector<Vote> votes) {
-  std::ranges::sort(votes, std::greater(), &Vote::epoch);
-  double all = 0, reached = 0;
-  for (const Vote& vote : votes) all += vote.weight;
-  for (const Vote& vote : votes)
-    if ((reached += vote.weight) > all / 2) return vote.epoch;
-  return 0;
 }
 
 /// What is in `values` by and large: none is far from the median.
@@ -104,7 +86,7 @@ std::optional<SignedReport> open_report(ByteView envelope, const std::string& ru
   if (!opened || !parse_bounded(message, as_bytes(opened->payload))) return std::nullopt;
   const ShardReport report{message.epoch(), message.samples(), message.samples_per_second(), message.time(),
                            message.client()};
-  if (report.epoch > kMostEpochs || !is_plausible(report.samples, kMostClaimed) || !is_time(report.time, now) ||
+  if (report.epoch > kMostEpochs || !is_plausible(report.samples, kMostClaimed) || !is_timely(report.time, now) ||
       !is_plausible(report.samples_per_second, kMostSpeed))
     return std::nullopt;
   return SignedReport{opened->signer.peer_id(), report};
@@ -121,7 +103,7 @@ void encode_sum(const ProgressSum& sum, proto::ProgressSum& message) {
 }
 
 std::optional<ProgressSum> decode_sum(const proto::ProgressSum& message, double now) {
-  if (message.epoch() > kMostEpochs || message.bits() > kMostBits || !is_time(message.time(), now) ||
+  if (message.epoch() > kMostEpochs || message.bits() > kMostBits || !is_timely(message.time(), now) ||
       !is_plausible(message.samples(), kMostClaimed) || !is_plausible(message.samples_per_second(), kMostSpeed) ||
       !is_plausible(message.trainers(), kMostCount) || !is_plausible(message.clients(), kMostCount))
     return std::nullopt;
@@ -131,13 +113,13 @@ std::optional<ProgressSum> decode_sum(const proto::ProgressSum& message, double 
 
 ProgressSum sum_up(std::span<const ShardReport> reports, double target, double now, double times) {
   ProgressSum sum{.time = now};
-  std::vector<Vote> votes;
+  std::vector<std::uint64_t> epochs;
   std::vector<double> speeds, samples;
   for (const ShardReport& report : reports) {
-    if (!report.client) votes.push_back({report.epoch, 1});
+    if (!report.client) epochs.push_back(report.epoch);
     if (report.samples_per_second > kLeastSpeed) speeds.push_back(report.samples_per_second);
   }
-  sum.epoch = reached_by_majority(std::move(votes));
+  sum.epoch = reached_by_most(epochs);
   const double usual = speeds.empty() ? 0 : median(speeds);
   double late = 0;
   for (const ShardReport& report : reports) {
@@ -157,9 +139,9 @@ ProgressSum sum_up(std::span<const ShardReport> reports, double target, double n
 }
 
 std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double now) {
-  std::vector<Vote> votes;
-  for (const ProgressSum& view : views) votes.push_back({view.epoch, 1});
-  const std::uint64_t epoch = reached_by_majority(std::move(votes));
+  std::vector<std::uint64_t> epochs;
+  for (const ProgressSum& view : views) epochs.push_back(view.epoch);
+  const std::uint64_t epoch = reached_by_most(epochs);
   std::vector<double> samples, speeds, trainers, clients, bits;
   for (const ProgressSum& view : views) {
     speeds.push_back(view.samples_per_second);
@@ -174,7 +156,7 @@ std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double 
 }
 
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) {
-  std::vector<Vote> votes;
+  std::vector<EpochVote> votes;
   std::vector<double> samples, speeds, trainers, clients;
   for (const ProgressSum& shard : shards) {
     trainers.push_back(shard.trainers);
@@ -184,7 +166,7 @@ ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) 
   const double usual = trainers.empty() ? 0 : median(trainers);
   for (const ProgressSum& shard : shards)
     votes.push_back({shard.epoch, std::min(shard.trainers, kLargestShard * usual)});
-  ProgressSum run{.epoch = reached_by_majority(std::move(votes)), .time = now, .bits = bits};
+  ProgressSum run{.epoch = reached_by_most(std::move(votes)), .time = now, .bits = bits};
   for (const ProgressSum& shard : shards)
     if (shard.epoch == run.epoch) samples.push_back(shard.samples_at(now));
   const double missing = shards.empty() ? 0 : std::exp2(bits) / static_cast<double>(shards.size());

@@ -1,4 +1,4 @@
-// What is told of progress in shards (shards.hpp): reports of trainers, sums of shards, and the run made of these.
+// Reports of trainers, sums of shards, and the run made of these: all that is told of progress in shards (shards.hpp).
 // It does no I/O.
 // Source: docs/wire/extensions.md, section 18.
 #pragma once
@@ -18,7 +18,7 @@ class ProgressSum;
 
 namespace cohive::train {
 
-/// What one trainer tells of itself.
+/// A trainer's report tells of itself alone.
 struct ShardReport {
   std::uint64_t epoch = 0;
   double samples = 0, samples_per_second = 0;

@@ -185,16 +185,18 @@ Task<std::size_t> Run::Impl::finish() {
   (void)co_await within(run.runtime, run.runtime.after(run.options.shutdown_timeout), run.tracker.refresh(),
                         "a last look at the run");
   const std::size_t expected = run.tracker.snapshot().expected;
-  // Trainers that have just said goodbye may be looking for their last group still.
-  const bool in_company = run.tracker.in_company(run.options.matchmaking_time);
+  // Trainers that have said goodbye look for their last group for as long: an epoch that this one ended alone took
+  // time.
+  const bool in_company = run.tracker.in_company(run.options.averaging_timeout);
   // One that is behind hears from our report that it is, and is waited for.
   if (!run.tracker.someone_is_behind()) co_await run.tracker.withdraw(run.runtime.after(run.options.shutdown_timeout));
   if (!in_company) {
     co_await rounds.abandon();
     co_return 0;
   }
-  const Duration timeout = expected > 1 ? run.options.averaging_timeout : run.options.matchmaking_time;
-  const std::size_t group = co_await average_parameters(expected, run.options.averaging_timeout, timeout);
+  // Whoever leads waits for others for a search's time, where it does not know how many to expect.
+  const Duration patience = expected > 1 ? run.options.averaging_timeout : run.options.matchmaking_time * 2;
+  const std::size_t group = co_await average_parameters(expected, run.options.averaging_timeout, patience);
   co_await run.tracker.close(run.runtime.after(run.options.shutdown_timeout));
   co_return group;
 }

@@ -64,6 +64,19 @@ TEST_F(FinishingApart, OneThatTrainsAnEpochMoreIsWaitedFor) {
   }
 }
 
+/// The first one knows that the other has reached its epoch, too, and says goodbye. The epoch that the second one ends
+/// alone takes longer than a search.
+TEST_F(FinishingApart, OneThatTrainsASlowEpochMoreIsWaitedForByOneThatHasSaidGoodbye) {
+  for (const Duration batch : std::initializer_list<Duration>{500ms, 750ms, 1s, 1500ms, 1750ms, 2s, 2500ms}) {
+    trainers.clear();
+    auto& first = add({.batch = batch, .until = 4, .rest = 3s});
+    auto& second = add({.batch = batch, .until = 5});
+    ASSERT_TRUE(all_finish(5min));
+    EXPECT_EQ(first.last_group, 2u) << to_seconds(batch);
+    EXPECT_EQ(second.last_group, 2u) << to_seconds(batch);
+  }
+}
+
 /// What one has that ends is old by then: those that go on neither average with it nor wait for it.
 TEST_F(FinishingApart, OneThatEndsDoesNotHoldUpThoseThatGoOn) {
   auto& leaves = add({.until = 4});

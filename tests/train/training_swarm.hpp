@@ -26,6 +26,7 @@ struct TrainerPlan {
   Duration batch = 500ms;                                           ///< the time that one takes
   std::int64_t samples = 8;                                         ///< of a batch
   std::uint64_t until = std::numeric_limits<std::uint64_t>::max();  ///< the epoch at which it finishes
+  Duration rest = 0s;                                               ///< between its last epoch and finish()
   bool loads_at_once = true;  ///< calls catch_up() first, as the trainers of the programs do
 };
 
@@ -139,6 +140,7 @@ class TrainingSwarm {
       if (me.rounds++ == 0) me.first_in = report.epoch;
       me.largest = std::max(me.largest, report.grad_group);
     }
+    co_await runtime.sleep_for(me.plan.rest);
     me.last_group = co_await me.run->finish();
     me.finished = true;
     (void)co_await me.run->close();

@@ -39,6 +39,8 @@ if(COHIVE_HARDEN AND NOT COHIVE_SANITIZE AND NOT COHIVE_FUZZ)
 endif()
 
 if(COHIVE_STATIC)
+  # A program takes of a library the functions that it uses: the monitor a few of those that trainers have.
+  add_compile_options(-ffunction-sections -fdata-sections)
   # Some package files name shared libraries that nothing uses; CMake asks for -pie, too.
   add_link_options($<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-static-pie> LINKER:--as-needed,--gc-sections -Wno-unused-command-line-argument)
 endif()

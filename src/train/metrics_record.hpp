@@ -24,9 +24,11 @@ class MetricsRecord {
   /// Any thread. What is no number is left out.
   void add_loss(double loss);
 
-  /// Stores what has added up since the last call, in the background. Loop thread.
-  /// \param step  the epoch that begins
-  void publish(std::uint64_t step, double samples_per_second);
+  /// Stores what has added up since the last call, in the background. Loop thread. Of large runs the same 128 trainers
+  /// or so do: one record holds no more than some thousand entries, and the mean of these losses is nearly the run's.
+  /// \param step      the epoch that begins
+  /// \param trainers  of the run
+  void publish(std::uint64_t step, double samples_per_second, std::size_t trainers);
 
  private:
   struct Sums {
@@ -38,6 +40,7 @@ class MetricsRecord {
   Dht& dht_;
   std::shared_ptr<dht::RsaSignatureValidator> key_;
   const std::string record_key_;
+  const double drawn_;  // where this trainer stands among all, from 0 to 1: the first ones tell
   std::mutex mutex_;
   Sums sums_;
   TaskGroup& tasks_;

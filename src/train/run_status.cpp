@@ -41,8 +41,8 @@ double RunStatus::last_loss() const {
 void RunStatus::epoch_entered(std::uint64_t epoch) {
   run_.metrics.epoch.set(static_cast<double>(epoch));
   if (epoch == 0) return;
-  if (record_ && !run_.ended) record_->publish(epoch, run_.tracker.own_samples_per_second());
   const GlobalProgress global = run_.tracker.snapshot();
+  if (record_ && !run_.ended) record_->publish(epoch, run_.tracker.own_samples_per_second(), global.peers);
   run_.metrics.epoch_seconds.observe(run_.history.epoch_ended(
       {epoch - 1, global.samples, global.samples_per_second, last_loss(), global.peers, run_.wait_clock.total()}));
 }

@@ -72,6 +72,24 @@ std::vector<std::string> sentences(const RunView& view) {
 
 // ---- What peers agree on
 
+TEST(RunView, ShowsAllOfARunInShardsOfWhichItKnowsSome) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 50, 5)};
+  records.all = train::ShardedRun{
+      .epoch = 7, .samples = 9000, .samples_per_second = 300, .trainers = 400.2, .clients = 30.4, .some = {}};
+  records.losses = {{.marker = "another", .step = 7, .samples = 100, .loss = 2}};
+  const RunView view = view_of(records);
+  EXPECT_EQ(view.epoch, 7u);
+  EXPECT_EQ(view.trainers, 370u);
+  EXPECT_EQ(view.clients, 30u);
+  EXPECT_EQ(view.samples, 9000);
+  EXPECT_EQ(view.samples_per_second, 300);
+  EXPECT_EQ(view.loss, 2);
+  EXPECT_EQ(view.target, std::nullopt) << "one of them has told how many samples its last epoch took";
+  EXPECT_THAT(view.peers, SizeIs(2));
+  EXPECT_THAT(sentences(view), IsEmpty());
+}
+
 TEST(RunView, AddsUpWhatTrainersDid) {
   RunRecords records;
   records.trainers = {trainer_at(1, 7, 100, 10), trainer_at(2, 7, 50, 5), trainer_at(3, 6, 1000, 1)};

@@ -47,7 +47,7 @@ TEST_F(LossRecord, TellsTheSumOfTheLossesOfAnEpoch) {
     record->add_samples(8);
     record->add_loss(loss);
   }
-  record->publish(1, 12.5);
+  record->publish(1, 12.5, 1);
   swarm.pass(5s);
   EXPECT_EQ(
       told(),
@@ -55,7 +55,7 @@ TEST_F(LossRecord, TellsTheSumOfTheLossesOfAnEpoch) {
           {"step", 1}, {"samples_per_second", 12.5}, {"samples_accumulated", 32}, {"loss", 9}, {"mini_steps", 3}}));
   record->add_samples(8);
   record->add_loss(1);
-  record->publish(2, 12.5);
+  record->publish(2, 12.5, 1);
   swarm.pass(5s);
   EXPECT_EQ(told()["loss"], 1);
   EXPECT_EQ(told()["step"], 2);
@@ -63,14 +63,37 @@ TEST_F(LossRecord, TellsTheSumOfTheLossesOfAnEpoch) {
 
 TEST_F(LossRecord, ATrainerWithoutALossTellsNothing) {
   record->add_samples(8);
-  record->publish(1, 12.5);
+  record->publish(1, 12.5, 1);
   swarm.pass(5s);
   EXPECT_TRUE(told().empty());
 }
 
+TEST_F(LossRecord, OfALargeRunAHundredTrainersOrSoTell) {
+  constexpr std::size_t kTrainers = 1280;
+  std::vector<std::unique_ptr<Dht>> trainers;
+  std::vector<std::unique_ptr<MetricsRecord>> records;
+  for (std::size_t i = 0; i < kTrainers; ++i) {
+    trainers.push_back(std::make_unique<Dht>(swarm.add_host()));
+    records.push_back(std::make_unique<MetricsRecord>(*trainers.back(), key, "run", *tasks));
+  }
+  std::size_t tell = 0;
+  for (std::uint64_t epoch = 1; epoch <= 3; ++epoch) {
+    for (auto& one : records) {
+      one->add_loss(1);
+      one->publish(epoch, 1, kTrainers);
+    }
+    if (epoch == 1) tell = tasks->size();
+    EXPECT_EQ(tasks->size(), tell * epoch) << "the same ones in each epoch";
+  }
+  EXPECT_GT(tell, 90u);
+  EXPECT_LT(tell, 170u);
+  tasks->cancel();
+  records.clear();
+}
+
 TEST_F(LossRecord, OnlyTheOwnerOfTheKeyWrites) {
   record->add_loss(2);
-  record->publish(1, 1);
+  record->publish(1, 1, 1);
   swarm.pass(5s);
   msgpack::Value forged = msgpack::Map{{{"step", std::uint64_t{9}},
                                         {"samples_per_second", 1.0},

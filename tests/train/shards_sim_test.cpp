@@ -2,6 +2,7 @@
 
 #include "cohive/rpc/rpc.hpp"
 #include "cohive/testing/cheap_keys.hpp"
+#include "cohive/train/sharded_run.hpp"
 #include "dht/dht_swarm.hpp"
 
 namespace cohive::train {
@@ -138,6 +139,25 @@ TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {
   EXPECT_FALSE(newcomer.trainers().empty());
   EXPECT_TRUE(in_shards(newcomer));
   EXPECT_EQ(entries(), 1u);
+}
+
+TEST_F(Sharded, WhoDoesNotTrainIsToldOfAllAndOfSome) {
+  add_trainers(24);
+  train(60);
+  Dht& monitor = add({.client_mode = true});
+  const auto run = swarm.run(read_sharded_run(monitor, "run", swarm.after(10s)));
+  ASSERT_TRUE(run);
+  EXPECT_EQ(run->epoch, 0u);
+  EXPECT_NEAR(run->trainers, 24, 0.5);
+  EXPECT_EQ(run->clients, 0);
+  EXPECT_NEAR(run->samples, samples(), samples() * 0.05);
+  EXPECT_NEAR(run->samples_per_second, 24 * kSpeedOfTrainer, 24 * kSpeedOfTrainer * 0.05);
+  EXPECT_EQ(run->some.size(), 16u) << "as many as a leader draws";
+  for (const auto& [trainer, told] : run->some) {
+    EXPECT_NEAR(told.samples_per_second, kSpeedOfTrainer, 0.5);
+    EXPECT_FALSE(told.client);
+  }
+  EXPECT_FALSE(swarm.run(read_sharded_run(monitor, "another run", swarm.after(10s))));
 }
 
 TEST_F(Sharded, WhoLeavesIsNotCountedAnyMore) {

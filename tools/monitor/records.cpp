@@ -13,6 +13,8 @@ constexpr double kLargestLoss = 1e9;
 constexpr double kOldestReport = 7200;  // seconds that a trainer's clock may be off, either way, as trainers have it
 constexpr std::uint64_t kLastEpoch = std::uint64_t{1} << 48, kMostSamples = kLastEpoch;
 
+constexpr Duration kShards = 10s;  // until their leaders have answered
+
 std::string marker_of(const msgpack::Value& subkey) {
   const auto* bytes = subkey.get_if<msgpack::Bin>();
   return bytes ? bytes->data : std::string();
@@ -55,18 +57,41 @@ std::optional<LossReport> loss_from(const std::string& marker, const msgpack::Va
   return LossReport{.marker = marker, .step = *step->as_uint(), .samples = *samples->as_uint(), .loss = mean};
 }
 
+namespace {
+
+/// Leaders have checked that nobody reports for another one, and nobody can in two shards.
+Task<void> add_shards(Dht& dht, std::string run_id, RunRecords& records) {
+  records.all = co_await train::read_sharded_run(dht, std::move(run_id), dht.runtime().after(kShards));
+  if (!records.all) co_return;
+  for (const auto& [trainer, told] : std::exchange(records.all->some, {}))
+    records.trainers.push_back({.peer = trainer,
+                                .epoch = told.epoch,
+                                .samples = static_cast<std::uint64_t>(told.samples),
+                                .samples_per_second = told.samples_per_second,
+                                .age = dht.now() - told.time,
+                                .client = told.client});
+}
+
+}  // namespace
+
 Task<Result<RunRecords>> read_records(Dht& dht, std::string run_id) {
   const auto found = co_await dht.get_many({run_id + "_progress", run_id + "_metrics"}, true);
   for (const auto& one : found)
     if (!one && one.error() != dht::Errc::not_found) co_return one.error();
   RunRecords records;
+  bool in_shards = false;
   if (found[0])
-    for (const auto& [subkey, stored] : found[0]->entries())
-      if (auto report = progress_from(marker_of(subkey), stored.value, dht.now()))
+    for (const auto& [subkey, stored] : found[0]->entries()) {
+      const std::string marker = marker_of(subkey);
+      if (train::is_sum_of_shards(marker))
+        in_shards = true;
+      else if (auto report = progress_from(marker, stored.value, dht.now()))
         records.trainers.push_back(std::move(*report));
+    }
   if (found[1])
     for (const auto& [subkey, stored] : found[1]->entries())
       if (auto report = loss_from(marker_of(subkey), stored.value)) records.losses.push_back(std::move(*report));
+  if (in_shards) co_await add_shards(dht, std::move(run_id), records);
   co_return records;
 }
 

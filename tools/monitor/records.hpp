@@ -1,6 +1,7 @@
 // What trainers tell of themselves in the DHT, for monitors. All of it is what peers claim.
 //   {run_id}_progress: where each trainer is; {run_id}_metrics: what its last epoch came to.
-// Source: docs/wire/hivemind.md, section 4.4.
+// The trainers of large runs report in shards instead, and the leaders of these tell of all of them.
+// Source: docs/wire/hivemind.md, section 4.4; docs/wire/extensions.md, section 18.
 #pragma once
 
 #include <optional>
@@ -8,11 +9,12 @@
 #include <vector>
 
 #include "cohive/dht/dht.hpp"
+#include "cohive/train/sharded_run.hpp"
 
 namespace cohive::tools {
 
 struct TrainerReport {
-  std::string marker;          ///< of the key that signs it: one trainer
+  std::string marker;          ///< of the key that signs it: one trainer; empty: its peer id does
   std::optional<PeerId> peer;  ///< that it says to be
   std::uint64_t epoch = 0, samples = 0;
   double samples_per_second = 0;
@@ -28,8 +30,10 @@ struct LossReport {
 };
 
 struct RunRecords {
-  std::vector<TrainerReport> trainers;
-  std::vector<LossReport> losses;
+  std::vector<TrainerReport> trainers;  ///< of a run in shards some
+  std::vector<LossReport> losses;       ///< of a large run some
+  /// Of a run in shards what all trainers come to, without `some`.
+  std::optional<train::ShardedRun> all;
 };
 
 /// Nothing for a goodbye or nonsense.

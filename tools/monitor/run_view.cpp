@@ -32,6 +32,14 @@ void add_contact(PeerView& peer, bool reachable, Duration latency, const std::st
   peer.clock_ahead = clock_ahead;
 }
 
+void add_up(RunView& view, const train::ShardedRun& run) {
+  view.epoch = view.claimed = run.epoch;
+  view.clients = static_cast<std::size_t>(std::lround(run.clients));
+  view.trainers = static_cast<std::size_t>(std::lround(std::max(0.0, run.trainers - run.clients)));
+  view.samples_per_second = run.samples_per_second;
+  view.samples = run.samples;
+}
+
 void add_up(RunView& view, const std::vector<TrainerReport>& trainers) {
   view.epoch = agreed_epoch(trainers);
   view.claimed = view.epoch;
@@ -214,7 +222,10 @@ RunView make_view(const ViewOptions& options, double now, const RunRecords& reco
   RunView view;
   view.run_id = options.run_id;
   view.time = now;
-  add_up(view, records.trainers);
+  if (records.all)
+    add_up(view, *records.all);
+  else
+    add_up(view, records.trainers);
   recall(view, records.losses);
   add_losses(view, records.losses);
   foresee(view, options);

@@ -81,6 +81,9 @@ Task<void> ShardCalls::ask_one(Asking& of, std::uint32_t draw) {
     }
     proto::ProgressReply read;
     if (reply && parse_bounded(read, as_bytes(*reply), kMostFields)) {
+      // Each of them is a signature to check.
+      if (const int most = static_cast<int>(draw); read.reports_size() > most)
+        read.mutable_reports()->DeleteSubrange(most, read.reports_size() - most);
       of.answers.push_back({node, std::move(read)});
       co_return;
     }

@@ -132,13 +132,17 @@ Task<void> Epochs::make(Update& update) {
   };
   if (!run_.options.outer_optimizer) has_state_of_epoch();
   enter(update.epoch);
+  std::shared_ptr<const averaging::RoundReport> last;
   for (; next < run_.exchanges.size() && !update.missed; ++next) {
     Scheduled& scheduled = *run_.exchanges[next];
+    const auto before = std::exchange(last, nullptr);
+    if (before && scheduled.exchange().follows() && scheduled.exchange().due(update.epoch))
+      rounds_.begin_following(scheduled, update.epoch, *before);
     if (!scheduled.round()) {
       carry(scheduled, update.counted.samples, scheduled.exchange().due(update.epoch));
       continue;
     }
-    co_await take_part(update, next, std::exchange(first, false));
+    last = co_await take_part(update, next, std::exchange(first, false));
     update.released.is_set() ? run_.tracker.restart_timer() : run_.tracker.training_resumes();
   }
   if (run_.options.outer_optimizer && !update.missed) has_state_of_epoch();  // its anchor belongs to it
@@ -151,7 +155,7 @@ void Epochs::release(Update& update) {
 
 /// A peer that has missed the group of its step learns it from the epoch that it hears of, or from members that wait
 /// for it in the next round. One that is late has a group only if its members are still looking for one.
-Task<void> Epochs::take_part(Update& update, std::size_t number, bool first) {
+Task<std::shared_ptr<const averaging::RoundReport>> Epochs::take_part(Update& update, std::size_t number, bool first) {
   Scheduled& scheduled = *run_.exchanges[number];
   Search search{.epoch = update.epoch, .patience = run_.options.matchmaking_time * 2};
   // Where no round of this epoch's end came before, the others may be about to look whether the epoch has ended.
@@ -178,6 +182,7 @@ Task<void> Epochs::take_part(Update& update, std::size_t number, bool first) {
   }
   if (done.effect == Effect::publishable) update.publishable = true;
   if (done.effect == Effect::behind) update.missed = true;
+  co_return done.round;
 }
 
 /// As in hivemind: a peer that has missed the gradients learns it now, instead of being waited for in the next round.

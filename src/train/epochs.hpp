@@ -41,7 +41,7 @@ class Epochs {
   Counted take_batches();
   static Task<void> advance(Epochs& self, std::shared_ptr<Update> update);
   Task<void> make(Update& update);
-  Task<void> take_part(Update& update, std::size_t number, bool first);
+  Task<std::shared_ptr<const averaging::RoundReport>> take_part(Update& update, std::size_t number, bool first);
   void release(Update& update);
   void finished(Update& update);
   void carry(Scheduled& scheduled, double samples, bool missed);

@@ -64,15 +64,21 @@ void RunRounds::begin_all(const GlobalProgress& global) {
                run_.counts.epoch(), global.eta - run_.runtime.wall_time(), global.expected, global.peers);
   // A newcomer has reported its progress by now, so that it is expected, too.
   for (const auto& scheduled : run_.exchanges)
-    if (!scheduled->round() && scheduled->exchange().due(next))
+    if (!scheduled->round() && scheduled->exchange().due(next) && !scheduled->exchange().follows())
       begin(*scheduled, next, global.expected, run_.options.averaging_timeout);
 }
 
-void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout) {
+void RunRounds::begin_following(Scheduled& scheduled, std::uint64_t epoch, const RoundReport& before) {
+  begin(scheduled, epoch, before.group.size(), run_.options.averaging_timeout, before.group);
+}
+
+void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout,
+                      std::vector<averaging::Member> company) {
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
   round.timeout = timeout;
   round.expected_members = expected;
+  round.company = std::move(company);
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = run_.options.matchmaking_time / 2;
   round.last = run_.ended;

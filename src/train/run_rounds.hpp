@@ -50,7 +50,10 @@ class RunRounds {
   void expect_members();
   /// Begins the rounds of this epoch's end that have not begun.
   void begin_all(const GlobalProgress& global);
-  void begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout);
+  void begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout,
+             std::vector<averaging::Member> company = {});
+  /// Begins one of the members of a round that has just ended.
+  void begin_following(Scheduled& scheduled, std::uint64_t epoch, const averaging::RoundReport& before);
 
   /// One exchange, from the search for its group to what is done with the answer. While a group is being found,
   /// newcomers get copies of the model. A step is made without a group, too.

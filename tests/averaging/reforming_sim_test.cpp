@@ -178,6 +178,23 @@ TEST_F(Reforming, TwoGroupsThatMetSeparatelyBecomeOne) {
   EXPECT_EQ(largest, 4u);
 }
 
+/// As members of another averager's round do, however they met here before.
+TEST_F(Reforming, PeersThatKnowWhomTheyMeetDoSoWithinTwoRoundTrips) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  (void)average({{0}, {1}});
+  (void)average({{2}, {3}});
+  RoundOptions options{.expected_members = 4};
+  options.company.push_back({.peer = id(2), .mode = PeerMode::client});
+  for (const std::size_t one : {1u, 3u, 0u}) options.company.push_back({.peer = id(one)});
+  const auto round = average({{0, 0ms, options}, {1, 50ms, options}, {2, 100ms, options}, {3, 20ms, options}});
+  expect_group_of(round.results, 4);
+  EXPECT_LE(round.wait, kTwoRoundTrips);
+  EXPECT_EQ(leader_of(round), 1u) << "the first of them that is no client";
+  const auto again = average_all();
+  expect_group_of(again.results, 4);
+  EXPECT_LE(again.wait, kTwoRoundTrips);
+}
+
 TEST_F(Reforming, FullGroupsGoOnMixing) {
   auto options = quick();
   options.target_group_size = 2;

@@ -42,6 +42,9 @@ struct RoundOptions {
   /// Nobody needs the group before Round::hurry(), which tells who comes to it: members are gathered, but only a group
   /// whose members all remember it from the last time is made sooner.
   bool early = false;
+  /// The members of another averager's round, who all begin one with these now: they meet at the first of them that is
+  /// no client, whomever this averager met before. Empty: as before.
+  std::vector<Member> company = {};
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};

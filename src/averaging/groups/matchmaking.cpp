@@ -58,6 +58,7 @@ Task<Result<Group>> Matchmaking::find(Member self, const SearchPlan& plan, Deadl
   if (search_) throw std::logic_error("two searches for a group at once");
   if (left_) co_return Error(Errc::left);
   if (context_.keys.begin(plan, context_.runtime)) context_.known.forget();
+  if (!plan.meets.empty()) context_.meet(plan.meets);
   context_.begin_search();
   search_ = std::make_shared<Search>(context_, std::move(self), plan, seconds_at(context_.runtime, deadline));
   const auto searched = on_exit([this] {

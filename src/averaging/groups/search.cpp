@@ -60,6 +60,13 @@ void SearchContext::remember(const Group& group, bool reforms) {
   look_around();
 }
 
+/// All of them come to the same leader.
+void SearchContext::meet(const std::vector<Member>& members) {
+  const auto leads = [](const Member& member) { return member.mode == PeerMode::node; };
+  if (const auto leader = std::ranges::find_if(members, leads); leader != members.end())
+    known.found({.members = members, .leader = leader->peer}, keys.reforms());
+}
+
 void SearchContext::begin_search() {
   for (const PeerId& peer : known.take_contributors()) reputation.record_success(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });

@@ -33,6 +33,8 @@ struct SearchContext {
     return admits(peer) && !stragglers.leads_in_vain(peer) && !(wary && !reputation.has_history(peer));
   }
   /// Begins anew with what was heard of the last round.
+  /// The next search is for these.
+  void meet(const std::vector<Member>& members);
   void begin_search();
   /// Another peer averages under our key.
   void met(const PeerId& peer) {

@@ -56,13 +56,15 @@ class AnchorRepair final : public Exchange {
 
   const std::string& name() const override { return name_; }
   averaging::Averager& averager() override { return averager_; }
-  /// Those who begin a run together may begin at different parameters.
+  /// Those who begin a run together may begin at different parameters. A repair that a member has missed is done again.
   bool due(std::uint64_t epoch) const override {
     const Fragment& fragment = memory_->fragment;
-    const bool is_time = fragment.due(epoch) && epoch / fragment.count % every_ == 0;
+    const bool is_time = fragment.due(epoch) && epoch / fragment.count % every_ < 2;
     return open_diloco_ || epoch == 1 || (is_time && memory_->differs);
   }
   bool takes_place_beside_epochs() const override { return false; }
+  /// Groups that meet seldom would stay split for many rounds.
+  bool follows() const override { return !open_diloco_; }
   bool lacks_kept_alone() const override { return true; }
   msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {

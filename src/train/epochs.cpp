@@ -135,11 +135,12 @@ Task<void> Epochs::make(Update& update) {
   std::shared_ptr<const averaging::RoundReport> last;
   for (; next < run_.exchanges.size() && !update.missed; ++next) {
     Scheduled& scheduled = *run_.exchanges[next];
-    const auto before = std::exchange(last, nullptr);
-    if (before && scheduled.exchange().follows() && scheduled.exchange().due(update.epoch))
+    const Exchange& what = scheduled.exchange();
+    if (const auto before = std::exchange(last, nullptr);
+        before && !scheduled.round() && what.follows(update.epoch) && what.due(update.epoch))
       rounds_.begin_following(scheduled, update.epoch, *before);
     if (!scheduled.round()) {
-      carry(scheduled, update.counted.samples, scheduled.exchange().due(update.epoch));
+      carry(scheduled, update.counted.samples, what.due(update.epoch));
       continue;
     }
     last = co_await take_part(update, next, std::exchange(first, false));

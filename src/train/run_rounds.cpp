@@ -64,7 +64,7 @@ void RunRounds::begin_all(const GlobalProgress& global) {
                run_.counts.epoch(), global.eta - run_.runtime.wall_time(), global.expected, global.peers);
   // A newcomer has reported its progress by now, so that it is expected, too.
   for (const auto& scheduled : run_.exchanges)
-    if (!scheduled->round() && scheduled->exchange().due(next) && !scheduled->exchange().follows())
+    if (!scheduled->round() && scheduled->exchange().due(next) && !scheduled->exchange().follows(next))
       begin(*scheduled, next, global.expected, run_.options.averaging_timeout);
 }
 

@@ -88,9 +88,9 @@ class Exchange {
   virtual bool keeps_unaveraged() const { return false; }
   /// Tells whether a peer that gives nothing gets the parameters of the others by it.
   virtual bool yields_parameters() const { return false; }
-  /// Tells whether it is one of the members of the round before it, in the order of exchanges: it begins when that has
-  /// ended, and not where there was none.
-  virtual bool follows() const { return false; }
+  /// Tells whether its round at the end that leads to an epoch is one of the members of the round before it, in the
+  /// order of exchanges: then it begins when that has ended, and not where there was none.
+  virtual bool follows(std::uint64_t /*epoch*/) const { return false; }
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.
   virtual bool is_divided() const { return true; }
   /// Tells how values travel in the round of these members, who all come to the same. Called once for each group,

@@ -63,8 +63,8 @@ class AnchorRepair final : public Exchange {
     return open_diloco_ || epoch == 1 || (is_time && memory_->differs);
   }
   bool takes_place_beside_epochs() const override { return false; }
-  /// Groups that meet seldom would stay split for many rounds.
-  bool follows() const override { return !open_diloco_; }
+  /// Groups that meet seldom would stay split for many rounds. In the first one trainers know few of the others.
+  bool follows(std::uint64_t epoch) const override { return !open_diloco_ && epoch > 1; }
   bool lacks_kept_alone() const override { return true; }
   msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {

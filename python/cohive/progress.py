@@ -93,6 +93,7 @@ class ProgressTracker(Progress):
     :param prefix: of the run: the record in the DHT is "<prefix>_progress"
     :param target_batch_size: samples of all peers that make an epoch
     :param private_key: ignored: reports are signed with the key of the DHT
+    :param sharded_above: trainers from which on cohive's report in shards instead of that record; 0: never
     :param start: begin at once
     """
 
@@ -113,6 +114,7 @@ class ProgressTracker(Progress):
         status_loglevel: int = logging.DEBUG,
         private_key: Optional[RSAPrivateKey] = None,
         daemon: bool = True,
+        sharded_above: int = 128,
         start: bool,
     ) -> None:
         self._handle: Optional[Handle] = None
@@ -129,6 +131,7 @@ class ProgressTracker(Progress):
             "expected_drift_rate": expected_drift_rate,
             "performance_ema_alpha": performance_ema_alpha,
             "metadata_expiration": metadata_expiration,
+            "sharded_above": sharded_above,
         }
         self._epoch, self._samples, self._closed = 0, 0, False
         self._last: Any = None  # what was seen last

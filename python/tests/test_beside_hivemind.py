@@ -345,3 +345,47 @@ def flat_leaves(structure):
     from cohive.optim import nested_flatten
 
     return list(nested_flatten(structure))
+
+
+# ---- Progress
+
+
+def test_a_run_in_shards_and_a_hivemind_tracker_see_all_samples():
+    """Twelve trainers of cohive report in shards, one of hivemind in the record, where it finds their sum."""
+    from hivemind.optim.progress_tracker import ProgressTracker
+
+    target, rate, batch = 1_000_000, 20.0, 10
+    first = cohive.DHT(start=True)
+    peers = [str(one) for one in first.get_visible_maddrs()]
+    dhts = [first, *(cohive.DHT(peers, start=True) for _ in range(11))]
+    theirs_dht = hivemind.DHT(initial_peers=peers, start=True)
+    ours = [cohive.ProgressTracker(dht, "large", target, sharded_above=6, start=True) for dht in dhts]
+    theirs = ProgressTracker(theirs_dht, "large", target, start=True)
+    trackers = [*ours, theirs]
+    done, speed = 0, rate * len(trackers)
+    start = get_dht_time()
+
+    def reckoned(tracker):
+        """What it takes the samples of the run for, by the time at which it expects the epoch's end."""
+        return target - (tracker.global_progress.eta_next_epoch - get_dht_time()) * speed
+
+    def sees_all(tracker, known):
+        samples = len(trackers) * rate * (get_dht_time() - start)
+        return abs(reckoned(tracker) - samples) < 0.05 * samples and tracker.global_progress.num_peers == known
+
+    seen = 0
+    while seen < 5 and done < 180 * rate:
+        time.sleep(max(0.0, start + (done + batch) / rate - get_dht_time()))
+        done += batch
+        for tracker in trackers:
+            tracker.report_local_progress(0, done)
+        all_seen = sees_all(theirs, 2) and all(sees_all(tracker, len(trackers)) for tracker in ours)
+        seen = seen + 1 if all_seen else 0  # for two and a half seconds
+    told = [(tracker.global_progress.num_peers, reckoned(tracker) / len(trackers)) for tracker in trackers]
+    theirs.shutdown(1)
+    theirs_dht.shutdown()
+    for tracker in ours:
+        tracker.shutdown()
+    for dht in dhts:
+        dht.shutdown()
+    assert seen == 5, f"{done} samples of each; peers and samples that they see: {told}"

@@ -8,7 +8,7 @@
 #   --all         also those whose label ends with `long`, and what they and the tests beside go-, js-, py- and
 #                 rust-libp2p need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
-#                 UndefinedBehaviorSanitizer
+#                 UndefinedBehaviorSanitizer; with --all the library under tests of the Python package, too
 #   --tsan        instead: the same tests under ThreadSanitizer
 #   --threads     of those, only the programs in which several threads meet; no other one is built
 #   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
@@ -63,6 +63,7 @@ elif [[ $preset == gcc ]]; then
   ctest_options+=(-L '^(unit|sim)')
 elif [[ $preset != release ]]; then
   install_options+=(--asan --no-torch) # either sanitizer's runtime
+  ((all && interop)) && install_options+=(--interop)
   cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
   if ((threads)); then
     targets=(cohive_{core,transport,averaging,optim,train}_test) # a program that is not built has no test with a label

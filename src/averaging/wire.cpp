@@ -114,7 +114,7 @@ Result<PartMessage> parse_part(ByteView rest) {
         message.code = static_cast<int>(field.value);
         break;
       case 2:
-        good = field.type == kBytes && field.bytes.size() <= kMaxGroupId;
+        good = field.type == kBytes && field.bytes.size() <= kMaxGroupId + kMaxPhase;
         if (good) message.group_id = to_string(field.bytes);
         break;
       case 4:

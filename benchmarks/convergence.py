@@ -34,6 +34,8 @@ CASES = {
     "delay_grad_averaging": [*OFFLOADED_STEP, "--delay-grad-averaging"],
     "delay_grad_averaging, not offloaded": ["--delay-optimizer-step", "--delay-grad-averaging"],
     "use_local_updates": ["--use-local-updates"],
+    "full_state_every 20": [*SYNCHRONOUS, "--full-state-every", "20"],
+    "use_local_updates, full_state_every 20": ["--use-local-updates", "--full-state-every", "20"],
     "PowerSGD, rank 4": [*SYNCHRONOUS, "--averager-rank", "4"],
     "float16": [*SYNCHRONOUS, "--grad-compression", "float16"],
     "meanstd_16bit": [*SYNCHRONOUS, "--grad-compression", "meanstd_16bit"],

@@ -387,7 +387,8 @@ typedef struct cohive_step_report {
  * outer_codec (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with
  * an outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its
  * default, or "clipped-mean") and outer_clip_factor (of the last two: times the median norm),
- * target_group_size, bandwidth,
+ * full_state_every (parameters travel as 8-bit differences from their last average, and as they are in one of so many
+ * rounds; 0: always as they are), target_group_size, bandwidth,
  * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
  * library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of

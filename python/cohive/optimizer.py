@@ -219,6 +219,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param performance_ema_alpha: weight of the newest batch in the measured speed
     :param shutdown_timeout: seconds that shutdown() takes at most
     :param verbose: internal events are logged as information
+    :param full_state_every: parameters travel as 8-bit differences from their last average, and as they are in one of
+        so many rounds; 0: always as they are
     :param target_group_size: larger runs divide into groups of about this size
     :param bandwidth: relative speed of this peer's line; default: all are alike
     :param verified_share: of averages of others, made again
@@ -273,6 +275,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         performance_ema_alpha: float = 0.1,
         shutdown_timeout: float = 5,
         verbose: bool = False,
+        full_state_every: int = 0,
         target_group_size: Optional[int] = None,
         bandwidth: Optional[float] = None,
         verified_share: float = 0.0,
@@ -357,6 +360,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "client_mode": client_mode,
             "performance_ema_alpha": performance_ema_alpha,
             "verbose": verbose,
+            "full_state_every": full_state_every or None,
             "target_group_size": target_group_size,
             "bandwidth": bandwidth,
             "verified_share": verified_share,

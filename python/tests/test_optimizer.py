@@ -269,6 +269,7 @@ MODES = {
     "reused": dict(reuse_grad_buffers=True, delay_state_averaging=False),
     "power sgd": dict(grad_averager_factory=functools.partial(cohive.PowerSGDGradientAverager, averager_rank=1)),
     "8 bits": dict(grad_compression=cohive.Uniform8BitQuantization()),
+    "parameters as differences": dict(full_state_every=3),
     "a class of the user's": dict(optimizer=functools.partial(OwnAdam, lr=0.05), delay_state_averaging=False),
     "local steps": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5, delay_state_averaging=False),
     "local steps in the background": dict(use_local_updates=True, outer_lr=0.7, outer_momentum=0.5),
@@ -510,6 +511,10 @@ BAD = {
     "target": (dict(target_batch_size=0), "at least 1"),
     "target that is no number": (dict(target_batch_size="4k"), "at least 1"),
     "local and reused": (dict(use_local_updates=True, reuse_grad_buffers=True), "reuse_grad_buffers"),
+    "full states of outer steps": (
+        dict(use_local_updates=True, outer_lr=0.7, full_state_every=4),
+        "leave full_state_every out",
+    ),
     "outer fragments alone": (dict(use_local_updates=True, outer_fragments=2), "go with outer_lr"),
     "more fragments than parameters": (dict(use_local_updates=True, outer_lr=0.7, outer_fragments=50), "fragments"),
     "outer momentum alone": (dict(use_local_updates=True, outer_momentum=0.5), "go with outer_lr"),

@@ -267,6 +267,10 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
     if (every > kMostRounds) refuse("average_state_every must be at most 10^9");
     run.average_state_every = static_cast<int>(every);
   }
+  if (reader.read("full_state_every", every)) {
+    if (every > kMostRounds) refuse("full_state_every must be at most 10^9");
+    run.full_state_every = static_cast<int>(every);
+  }
   reader.read("performance_ema_alpha", run.performance_ema_alpha);
   reader.read("verbose", run.verbose);
   reader.read("share_loss", run.share_loss);

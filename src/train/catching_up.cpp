@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "exchanges/parameter_greeting.hpp"
 #include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
@@ -413,7 +414,8 @@ Task<bool> CatchingUp::take_epoch_of(const Exchanged& exchanged, std::size_t lea
   if (!exchanged.round || exchanged.round->parts_failed > 0) co_return false;
   std::vector<std::uint64_t> ahead;
   for (const auto& member : exchanged.round->group)
-    if (const auto theirs = member.data.as_uint(); theirs && *theirs > run_.counts.epoch() && *theirs <= kMostEpochs)
+    if (const auto theirs = ParameterGreeting::of(member).epoch;
+        theirs && *theirs > run_.counts.epoch() && *theirs <= kMostEpochs)
       ahead.push_back(*theirs);
   if (ahead.size() < least) co_return false;
   std::ranges::sort(ahead);

@@ -1,5 +1,6 @@
 #include "cohive/train/run_options.hpp"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "cohive/core/names.hpp"
@@ -79,6 +80,25 @@ void check_sparse(const RunOptions& options) {
     refuse("averages in sparse2 have what earlier ones have lost, and cannot be made again: leave verified_share out");
 }
 
+void check_full_state(const RunOptions& options) {
+  if (options.full_state_every < 0) refuse("full_state_every must not be negative");
+  if (options.full_state_every == 0) return;
+  if (options.outer_optimizer)
+    refuse(
+        "full_state_every is about rounds of parameters, and outer_optimizer has others: leave full_state_every out");
+  if (options.parameter_exchange)
+    refuse("parameter_exchange says what is averaged in place of the parameters: leave full_state_every out");
+  const auto codecs = options.state_averaging_compression.choices();
+  if (!std::ranges::all_of(codecs, [](const auto& chosen) { return chosen.codec == codec::Codec::none; }))
+    refuse(
+        "with full_state_every parameters travel as they are or as 8-bit differences: leave "
+        "state_averaging_compression out");
+  if (std::holds_alternative<averaging::ClippedMean>(options.state_aggregation))
+    refuse(
+        "ClippedMean goes by lengths, which differences from a common state have others of than parameters: take "
+        "another state_aggregation, or leave full_state_every out");
+}
+
 void check_checkpoints(const RunOptions& options) {
   const CheckpointOptions& checkpoints = options.checkpoints;
   if (checkpoints.keep < 1) refuse("checkpoints.keep must be at least 1");
@@ -102,6 +122,7 @@ void check(const RunOptions& options) {
   check_checkpoints(options);
   check_outer_optimizer(options);
   check_sparse(options);
+  check_full_state(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");
   if (options.batch_size && *options.batch_size < 1) refuse("batch_size must be at least 1");

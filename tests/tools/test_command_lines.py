@@ -116,6 +116,16 @@ class CommandLines(unittest.TestCase):
         self.refused("momentum to 0", *sparse, "--local-steps", "--outer-momentum", "0.5")
         self.refused("verified_share", *sparse, "--local-steps", "--verified-share", "0.1")
 
+    def test_full_states_go_with_rounds_of_parameters_as_they_are(self):
+        if not programs("cohive-train"):
+            self.skipTest("built without LibTorch")
+        full = ["cohive-train", "--model", "cnn", "--dry-run", "--json", "--full-state-every", "20"]
+        self.assertEqual(run(*full).returncode, 0)
+        self.assertEqual(run(*full, "--use-local-updates", "--aggregation", "trimmed-mean").returncode, 0)
+        self.refused("outer_optimizer", *full, "--local-steps")
+        self.refused("state_averaging_compression", *full, "--state-averaging-compression", "float16")
+        self.refused("ClippedMean", *full, "--aggregation", "clipped-mean")
+
     def test_manual_pages_and_completions_are_made(self):
         """What they hold is tested where they are installed: tests/package/test_debian.py."""
         for program in programs(*ALL):

@@ -235,6 +235,47 @@ TEST_P(TrainersThatDelayAll, TakeTheStepsOfOneProcessWhoseStepsAreAnEpochLate) {
   }
 }
 
+/// Tensors as small as these travel without any loss, as differences, too.
+TEST_P(TrainersThatDelayAll, TakeTheSameStepsWhereParametersTravelAsDifferences) {
+  constexpr std::uint64_t kEpochs = 20;
+  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model),
+                        [](RunOptions& options, std::size_t) {
+                          options.delay_state_averaging = options.offload_optimizer = true;
+                          options.delay_optimizer_step = options.delay_grad_averaging = true;
+                          options.full_state_every = 4;
+                        });
+  trainers.train(kEpochs);
+  const auto expected = one_process(kEpochs, 1);
+  for (std::size_t i = 0; i < kTrainers; ++i) {
+    ASSERT_EQ(trainers[i].history.size(), kEpochs);
+    for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
+      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5)
+          << "trainer " << i << ", epoch " << epoch;
+  }
+}
+
+TEST(OneProcess, TakesTheStepsOfTrainersThatAreStoppedWhileTheirParametersTravelAsDifferences) {
+  constexpr std::uint64_t kPause = 6, kEpochs = 12;
+  const TemporaryFolder files;
+  const auto tune = [&](RunOptions& options, std::size_t number) {
+    options.full_state_every = 4;
+    options.checkpoints.directory = files / std::to_string(number);
+    options.checkpoints.resume = true;
+  };
+  {
+    FourTrainers swarm(plain_model, tune);
+    swarm.train(kPause);
+    for (std::size_t i = 0; i < kTrainers; ++i) ASSERT_TRUE(swarm.run(swarm[i].run->checkpoint_now()));
+  }
+  FourTrainers swarm(plain_model, tune);
+  swarm.train(kEpochs);
+  const auto expected = one_process(kEpochs);
+  for (std::size_t i = 0; i < kTrainers; ++i) {
+    ASSERT_EQ(swarm[i].history.size(), kEpochs - kPause);
+    EXPECT_LT(distance(swarm[i].history.back(), expected.back()), 1e-5);
+  }
+}
+
 struct Compressed {
   const char* name;
   std::function<void(RunOptions&)> set;

@@ -95,6 +95,37 @@ TEST(RunOptions, SparseDifferencesGoWithAnOuterStepWithoutMomentum) {
               HasSubstr("of parameters none is"));
 }
 
+TEST(RunOptions, FullStateEveryGoesWithRoundsOfParametersThatTravelAsTheyAre) {
+  const auto full = [](RunOptions& o) { o.full_state_every = 10; };
+  EXPECT_EQ(refusal(full), "");
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                full(o);
+                o.use_local_updates = true;
+                o.outer_optimizer.emplace();
+              }),
+              HasSubstr("outer_optimizer has others"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                full(o);
+                o.parameter_exchange = [](const ExchangeContext&) { return nullptr; };
+              }),
+              HasSubstr("leave full_state_every out"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                full(o);
+                o.state_averaging_compression = codec::Codec::float16;
+              }),
+              HasSubstr("leave state_averaging_compression out"));
+  EXPECT_THAT(refusal([&](RunOptions& o) {
+                full(o);
+                o.state_aggregation = averaging::ClippedMean();
+              }),
+              HasSubstr("ClippedMean goes by lengths"));
+  EXPECT_EQ(refusal([&](RunOptions& o) {
+              full(o);
+              o.state_aggregation = averaging::TrimmedMean();
+            }),
+            "");
+}
+
 TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = "a.b"; }), HasSubstr("run_id"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.run_id = ""; }), HasSubstr("run_id"));
@@ -104,6 +135,7 @@ TEST(RunOptions, NumbersThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](RunOptions& o) { o.batch_size = 0; }), HasSubstr("batch_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.target_group_size = 1; }), HasSubstr("target_group_size"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.average_state_every = 0; }), HasSubstr("average_state_every"));
+  EXPECT_THAT(refusal([](RunOptions& o) { o.full_state_every = -1; }), HasSubstr("full_state_every"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.performance_ema_alpha = 0; }), HasSubstr("performance_ema_alpha"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.verified_share = 1.5; }), HasSubstr("verified_share"));
   EXPECT_THAT(refusal([](RunOptions& o) { o.matchmaking_time = 0s; }), HasSubstr("matchmaking_time"));

@@ -113,6 +113,10 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
   app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
       ->transform(whole(1, 1000000));
+  app.add_option("--full-state-every", run.full_state_every,
+                 "parameters travel as 8-bit differences from their last average where all of a group ask for it, and "
+                 "whole in one of so many rounds; 0: always whole (default)")
+      ->transform(whole(0, 1000000));
   app.add_option("--target-group-size", run.target_group_size,
                  "larger runs average in random groups of about so many; 0: all in one (default 128)")
       ->transform(whole(0, 1024));
@@ -362,6 +366,7 @@ void add_train_options(CLI::App& app, TrainOptions& o) {
                       "--load-state-timeout",
                       "--shutdown-timeout",
                       "--average-state-every",
+                      "--full-state-every",
                       "--delay-state-averaging",
                       "--offload-gradients-early",
                       "--no-share-loss",

@@ -81,7 +81,11 @@ struct RunOptions {
 
   codec::Compression grad_compression;             ///< of gradients on their way to be averaged; by default none
   codec::Compression state_averaging_compression;  ///< the same of parameters
-  codec::Compression load_state_compression;       ///< of the state that newcomers download from this peer
+  /// Parameters travel as differences from what their last round has averaged, in 8 bits each way, where all members of
+  /// a round ask for it and hold that average to the bit; one of so many rounds sends them as they are. Takes 4 bytes
+  /// of host memory for each value of the state. 0 and 1: all rounds send them as they are.
+  int full_state_every = 0;
+  codec::Compression load_state_compression;  ///< of the state that newcomers download from this peer
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
   /// Tensors of less than 4096 values are left out of codec::Codec::sparse2, which goes with an outer_optimizer
   /// without momentum.

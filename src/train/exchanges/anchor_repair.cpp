@@ -37,7 +37,7 @@ std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const 
 std::optional<std::uint64_t> middle_of_steps(const averaging::RoundReport& round) {
   std::vector<std::uint64_t> all;
   for (const auto& member : round.group)
-    if (const auto steps = member.data.as_uint(); steps && *steps <= kMostSteps) all.push_back(*steps);
+    if (const auto steps = member.data.as_uint(); steps && *steps <= kMostToldSteps) all.push_back(*steps);
   std::ranges::sort(all);
   return all.empty() ? std::nullopt : std::optional(all[all.size() / 2]);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <set>
@@ -129,22 +128,6 @@ void step_beside(OuterMemory& memory, const optim::SgdOptions& sgd) {
 }
 
 }  // namespace
-
-std::uint64_t checksum_of(const std::vector<std::vector<float>>& values) {
-  constexpr std::uint64_t kPrime = 0x100000001b3, kBasis = 0xcbf29ce484222325;  // FNV-1a, over words
-  std::uint64_t sum = kBasis;
-  for (const auto& one : values) {
-    const auto* bytes = reinterpret_cast<const std::uint8_t*>(one.data());
-    const std::size_t size = one.size() * sizeof(float);
-    for (std::size_t at = 0; at < size; at += sizeof sum) {
-      std::uint64_t word = 0;
-      std::memcpy(&word, bytes + at, std::min(sizeof word, size - at));
-      sum = (sum ^ word) * kPrime;
-      sum ^= sum >> 32;  // the high bits of a word move only high bits
-    }
-  }
-  return sum == 0 ? 1 : sum;
-}
 
 OuterStep::OuterStep(const ExchangeContext& context, OuterOptimizer optimizer, Fragment fragment,
                      std::shared_ptr<LinkFit> fit)

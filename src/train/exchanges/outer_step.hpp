@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "checksum.hpp"
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/train/exchange.hpp"
 #include "cohive/train/run_options.hpp"
@@ -39,14 +40,11 @@ struct OuterMemory {
   std::vector<Failed> failed;  // stretches of this round of which no average came
 };
 
-inline constexpr float kMostSteps = 1 << 24;  // that a float counts
+inline constexpr float kMostToldSteps = 1 << 24;  // that a float counts
 /// Returns how many steps a member tells the others that it has made. A donor can have given any number.
 inline std::uint64_t told_steps(const OuterMemory& memory) {
-  return static_cast<std::uint64_t>(std::clamp(memory.steps, 0.0f, kMostSteps));
+  return static_cast<std::uint64_t>(std::clamp(memory.steps, 0.0f, kMostToldSteps));
 }
-
-/// Returns a number that anchors with the same bits have in common; never 0.
-std::uint64_t checksum_of(const std::vector<std::vector<float>>& values);
 
 /// Tells whether the trainer goes on during a round.
 inline bool goes_on(const RunOptions& options, const Moment& moment) {

@@ -525,6 +525,7 @@ Task<void> ProgressTracker::refresh() {
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
               options_.run_id);
   if (!std::exchange(looked_, true)) others_began_ = !alone;
+  if (sharded_ && global.peers < snapshot().peers) co_return;  // who has left the record is not gone
   set(global);
   dial_strangers();
 }

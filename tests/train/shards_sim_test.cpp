@@ -130,6 +130,18 @@ TEST_F(Sharded, APeerThatKnowsNoShardsReadsTheSamplesInTheRecord) {
   }
 }
 
+TEST_F(Sharded, WhoGoesToShardsIsNotTakenForGone) {
+  add_trainers(12);
+  train(30);
+  for (int second = 0; second < 60; ++second) {
+    if (second < 24) add_trainer();
+    train(1);
+    for (std::size_t i = 0; i < 12; ++i)
+      EXPECT_GE(trainers[i].tracker->snapshot().peers, 8u) << "trainer " << i << " in second " << second;
+  }
+  for (const Trainer& trainer : trainers) EXPECT_TRUE(in_shards(*trainer.tracker));
+}
+
 TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {
   add_trainers(24);
   train(60);

@@ -208,8 +208,9 @@ int ShardLeader::bits_to_tell(const ProgressSum& run) {
 }
 
 /// While trainers move to more shards or fewer, they stand in the old ones for a while: the new ones count once nearly
-/// all are there.
+/// all are there. While they come from the record, the others are still there.
 std::optional<ProgressSum> ShardLeader::run_of(double now) {
+  if (!record_read_) return std::nullopt;
   std::optional<ProgressSum> run;
   for (int bits = 0; bits <= kMostBits; ++bits) {
     const auto shards = shards_of(bits, now);
@@ -287,6 +288,7 @@ Task<void> ShardLeader::lead_run(ShardLeader& self) {
   for (;;) {
     if (self.claims_.empty() && !self.written_) {
       self.others_.reset();
+      self.record_read_ = false;
       co_await self.claimed_.wait();
     }
     co_await self.read_record();
@@ -308,8 +310,10 @@ Task<void> ShardLeader::read_record() {
   auto found =
       co_await dht_.get_sampled(options_.run_id + "_progress", kRecordReplicas,
                                 {.most_entries = kRecordsDrawn, .only_owned = true}, runtime_.after(kCallTime));
+  if (!found && found.error() != dht::Errc::not_found) co_return;
+  record_read_ = true;
   if (!found) {
-    if (found.error() == dht::Errc::not_found) others_.reset();
+    others_.reset();
     co_return;
   }
   const double now = dht_.now();

@@ -78,6 +78,7 @@ class ShardLeader {
   std::map<ShardName, Shard> shards_;
   std::map<ShardName, Claims> claims_;        // where this node leads the run
   std::optional<ProgressSum> others_;         // trainers that report in the run's record
+  bool record_read_ = false;                  // since shards told their sums
   int bits_ = 0;                              // of the shards that were added up last
   int wanted_bits_ = 0;                       // that trainers are told
   std::optional<TimePoint> sparse_since_{};   // the shards have had so few trainers that fewer shards would do

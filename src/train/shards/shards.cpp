@@ -5,19 +5,21 @@ namespace {
 
 constexpr Duration kExchangeTime = 8s;
 constexpr std::uint32_t kReportsDrawn = 8;  // 150 bytes each
+constexpr std::size_t kBeginInOne = 384;    // trainers: a shard has room for more
 
 }  // namespace
 
 ProgressShards::ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options)
     : dht_(dht), options_(options), calls_(dht, options.run_id), leader_(dht, std::move(key), options, calls_) {}
 
-/// How many shards there are, the leaders of the run know; the first trainers go by what they see.
+/// How many shards there are, the leaders of the run know. The first trainers, which see unlike numbers of others,
+/// begin in one, which the leaders divide: in shards of several sizes none would hold all of them.
 Task<void> ProgressShards::ask_for_bits(std::size_t trainers, Deadline deadline) {
   proto::ProgressRequest asked;
   asked.set_root(true);
   const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
   const auto run = run_in(answers, dht_.now());
-  bits_ = run ? run->bits : bits_for(static_cast<double>(trainers), 0);
+  bits_ = run ? run->bits : trainers > kBeginInOne ? bits_for(static_cast<double>(trainers), 0) : 0;
 }
 
 Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report,

@@ -12,7 +12,7 @@ namespace {
 // How often a trainer reports and looks, at least and where the run is not known yet, and how long it waits
 // for leaders, or before it tries again.
 constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
-constexpr Duration kLongestSilence = 30s, kSmallTime = 30s, kWayAgain = 60s;
+constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s;
 constexpr double kLongestHalfBatch = 60;  // seconds
 constexpr Duration kGoodbyeTime = 10s;
 constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
@@ -31,13 +31,18 @@ ShardReport ProgressTracker::own_report() const {
   return {epoch_, std::max(0.0, samples_), speed, changed_at_ + half, options_.client_mode};
 }
 
-/// Tells from a look at the record how this peer reports from now on.
+/// Tells from a look at the record how this peer reports from now on. Where most of a large run have left the record,
+/// they report in shards: the leaders know, before the sum of these is in the record.
 void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
   if (options_.sharded_above == 0 || withdrawn_) return;
-  if (2 * peers > options_.sharded_above || sum_seen) shards_->serve();
-  if ((peers <= options_.sharded_above && !sum_seen) || runtime_.now() < not_before_) return;
+  const std::size_t known = snapshot().peers;
+  const bool others_left = 2 * known > options_.sharded_above && 2 * peers < known;
+  if (2 * peers > options_.sharded_above || sum_seen || others_left) shards_->serve();
+  const bool goes = peers > options_.sharded_above || sum_seen || others_left;
+  if (!goes || runtime_.now() < not_before_) return;
   sharded_ = true;
   answered_ = large_at_ = runtime_.now();
+  if (others_left && !sum_seen) answered_ -= kLongestSilence - kLeadersTime;
   fetch_soon();
 }
 

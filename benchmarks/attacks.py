@@ -6,8 +6,9 @@ Python hivemind's own daemon.
         [--only ATTACK...] [--bin build/release/bin] [--json]
 
 A batch takes no processor time but a pause, so that all programs find a core. Printed for each attack: epochs per
-second without and with it, their ratio, and how long a trainer that starts amid the attack takes to its first epoch
-with the others. With --only some of: claims, ghosts, signatures, crowd, dictionary, finds.
+second without and with it, their ratio, how long a trainer that starts amid the attack takes to its first epoch with
+the others; and of the bootstrap node beside it, whose memory budget is 128 MiB: how late its loop runs timers, which is
+how long turns take on a machine with a core to spare, and what memory it holds. With --only some of: claims, ghosts, signatures, crowd, dictionary, finds.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import tempfile
 import time
 
 from killed_trainers import Program
+from scrapes import lag_at, lag_buckets
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATIENCE = 120  # seconds until all trainers have ended an epoch together
@@ -207,9 +209,15 @@ class Swarm:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
         self.bootstrap = Program(
-            folder / "bootstrap", options.bin / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--json"
+            folder / "bootstrap",
+            options.bin / "cohive-bootstrap",
+            "--json",
+            *("--host-maddrs", "/ip4/127.0.0.1/tcp/0"),
+            *("--metrics-address", "127.0.0.1:0"),
+            *("--memory-budget", "128"),
         )
         self.addresses = [self.address_of(self.bootstrap)]
+        self.page = self.told(self.bootstrap)["page"]
         self.trainers = [self.start(number) for number in range(options.trainers)]
         self.addresses += [self.address_of(trainer) for trainer in self.trainers]
 
@@ -241,11 +249,17 @@ class Swarm:
         )
 
     def address_of(self, program):
+        return self.told(program)["initial_peers"][0]
+
+    def told(self, program):
+        """What a program says of itself when it is there."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until and program.process.poll() is None:
             for line in program.log.read_text().splitlines():
                 with contextlib.suppress(ValueError, KeyError, TypeError):
-                    return json.loads(line)["initial_peers"][0]
+                    told = json.loads(line)
+                    if told["initial_peers"]:
+                        return told
             time.sleep(0.1)
         raise SystemExit(f"a program did not start: {program.log.read_text()[-500:]}")
 
@@ -264,6 +278,11 @@ class Swarm:
         first, start = self.epoch(), time.monotonic()
         time.sleep(self.options.seconds)
         return (self.epoch() - first) / (time.monotonic() - start)
+
+    def memory(self):
+        """MiB that the bootstrap node has held at most."""
+        status = pathlib.Path(f"/proc/{self.bootstrap.process.pid}/status").read_text()
+        return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024
 
     def close(self):
         for program in [*self.trainers, self.bootstrap]:
@@ -287,7 +306,9 @@ def measure(options, name):
             time.sleep(2)
             if hostile.process.poll() is not None:
                 raise SystemExit(f"the attack has ended by itself: {log.read_text()[-2000:]}")
+            before = lag_buckets(swarm.page)
             attacked = swarm.pace()
+            after = lag_buckets(swarm.page)
             newcomer = swarm.start("new")
             swarm.trainers.append(newcomer)
             swarm.wait(f"a newcomer did not get in beside {name}", lambda: newcomer.epoch() > 0)
@@ -299,6 +320,9 @@ def measure(options, name):
                 "newcomer": newcomer.first_epoch,
                 "answered": int(answered),
                 "failed": int(failed),
+                "lag_p99_ms": 1000 * lag_at(0.99, before, after),
+                "lag_most_ms": 1000 * lag_at(1, before, after),
+                "memory_mib": swarm.memory(),
             }
         finally:
             if hostile:
@@ -325,14 +349,16 @@ def main():
         return print(json.dumps(rows))
     print(f"{options.trainers} trainers, {os.cpu_count()} cores\n")
     print(
-        "| attack | epochs per second without | with it | ratio | a newcomer is in after | answered | refused or late |"
+        "| attack | epochs per second without | with it | ratio | a newcomer is in after | answered | refused or late "
+        "| the node's timers late, p99 | at most | its memory |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         ratio = row["attacked"] / row["calm"]
         print(
             f"| {row['attack']} | {row['calm']:.2f} | {row['attacked']:.2f} | {ratio:.0%} | "
-            f"{row['newcomer']:.1f} s | {row['answered']} | {row['failed']} |"
+            f"{row['newcomer']:.1f} s | {row['answered']} | {row['failed']} "
+            f"| {row['lag_p99_ms']:g} ms | {row['lag_most_ms']:g} ms | {row['memory_mib']:.0f} MiB |"
         )
 
 

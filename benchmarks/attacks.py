@@ -8,7 +8,8 @@ Python hivemind's own daemon.
 A batch takes no processor time but a pause, so that all programs find a core. Printed for each attack: epochs per
 second without and with it, their ratio, how long a trainer that starts amid the attack takes to its first epoch with
 the others; and of the bootstrap node beside it, whose memory budget is 128 MiB: how late its loop runs timers, which is
-how long turns take on a machine with a core to spare, and what memory it holds. With --only some of: claims, ghosts, signatures, crowd, dictionary, finds.
+how long turns take on a machine with a core to spare, and what memory it holds. With --only some of: claims, ghosts,
+signatures, crowd, dictionary, finds.
 """
 
 import argparse

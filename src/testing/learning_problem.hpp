@@ -1,4 +1,4 @@
-// What simulated trainers learn: a linear model of normal numbers, whose gradients cost little.
+// LearningProblem: simulated trainers learn a linear model of normal numbers, whose gradients cost little.
 #pragma once
 
 #include <algorithm>
@@ -60,7 +60,7 @@ class LearningProblem {
         out[i] += static_cast<float>(2 * error * x[i] / static_cast<double>(batch));
     }
   }
-  /// What a model's expected error exceeds the noise by.
+  /// Returns by how much a model's expected error exceeds the noise.
   double loss(std::span<const float> weights) const {
     double sum = 0;
     for (std::size_t i = 0; i < weights.size(); ++i) sum += std::pow(weights[i] - truth_[i], 2);

@@ -24,7 +24,7 @@ inline std::uint64_t reached_by_most(std::vector<EpochVote> votes) {
     if ((reached += vote.weight) > all / 2) return vote.epoch;
   return 0;
 }
-/// The same, where all count alike.
+/// Returns the largest epoch that more than half of several have reached, who all count alike.
 inline std::uint64_t reached_by_most(std::span<const std::uint64_t> epochs) {
   std::vector<EpochVote> votes;
   for (const std::uint64_t epoch : epochs) votes.push_back({epoch});

@@ -8,6 +8,7 @@
 
 #include "cohive/core/msgpack.hpp"
 #include "cohive/core/peer_id.hpp"
+#include "cohive/train/sharded_run.hpp"
 
 namespace cohive::train {
 
@@ -20,7 +21,7 @@ struct ProgressEntry {
   double samples = 0, samples_per_second = 0, time = 0;
   bool client = false;
   std::optional<PeerId> peer{};
-  bool is_sum() const { return marker.starts_with(kSumOfShards); }
+  bool is_sum() const { return is_sum_of_shards(marker); }
 };
 
 /// Strictly typed: nullopt for what is no plausible entry.

@@ -73,12 +73,12 @@ void RunRounds::begin_following(Scheduled& scheduled, std::uint64_t epoch, const
 }
 
 void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout,
-                      std::vector<averaging::Member> company) {
+                      std::vector<averaging::Member> members) {
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
   round.timeout = timeout;
   round.expected_members = expected;
-  round.company = std::move(company);
+  round.meets = std::move(members);
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = run_.options.matchmaking_time / 2;
   round.last = run_.ended;

@@ -51,7 +51,7 @@ class RunRounds {
   /// Begins the rounds of this epoch's end that have not begun.
   void begin_all(const GlobalProgress& global);
   void begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t expected, Duration timeout,
-             std::vector<averaging::Member> company = {});
+             std::vector<averaging::Member> members = {});
   /// Begins one of the members of a round that has just ended.
   void begin_following(Scheduled& scheduled, std::uint64_t epoch, const averaging::RoundReport& before);
 

@@ -95,6 +95,17 @@ class Averaging : public ::testing::Test {
   static Task<void> keep_result(Averager& averager, RoundOptions options, std::optional<Result<RoundReport>>& out) {
     out.emplace(co_await averager.step(options));
   }
+  /// Crashes the fourth of four peers while parts are on their way on slow links: the others lose some of them.
+  void crash_the_fourth_amid(std::vector<Round>& rounds) {
+    swarm.pass(400ms);
+    swarm.fabric().crash(sim::Swarm::ip(4));
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto result = swarm.run(rounds[i].result());
+      ASSERT_TRUE(result) << result.error();
+      ASSERT_GT(result->parts_failed, 0u);
+      ASSERT_LT(result->parts_failed, result->parts_total);
+    }
+  }
   PeerId id(std::size_t peer) const { return peers[peer]->dht->host().id(); }
 
   sim::Swarm swarm{{.seed = 21}};

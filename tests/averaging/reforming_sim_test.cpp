@@ -184,8 +184,8 @@ TEST_F(Reforming, PeersThatKnowWhomTheyMeetDoSoWithinTwoRoundTrips) {
   (void)average({{0}, {1}});
   (void)average({{2}, {3}});
   RoundOptions options{.expected_members = 4};
-  options.company.push_back({.peer = id(2), .mode = PeerMode::client});
-  for (const std::size_t one : {1u, 3u, 0u}) options.company.push_back({.peer = id(one)});
+  options.meets.push_back({.peer = id(2), .mode = PeerMode::client});
+  for (const std::size_t one : {1u, 3u, 0u}) options.meets.push_back({.peer = id(one)});
   const auto round = average({{0, 0ms, options}, {1, 50ms, options}, {2, 100ms, options}, {3, 20ms, options}});
   expect_group_of(round.results, 4);
   EXPECT_LE(round.wait, kTwoRoundTrips);

@@ -218,40 +218,31 @@ class TrainersThatDelayAll : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Models, TrainersThatDelayAll, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Arrays" : "Plain"; });
 
-TEST_P(TrainersThatDelayAll, TakeTheStepsOfOneProcessWhoseStepsAreAnEpochLate) {
-  constexpr std::uint64_t kEpochs = 50;
-  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model),
-                        [](RunOptions& options, std::size_t) {
+/// \param tune  beside what delays all
+void expect_steps_an_epoch_late(bool arrays, std::uint64_t epochs, void (*tune)(RunOptions&)) {
+  FourTrainers trainers(arrays ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model),
+                        [tune](RunOptions& options, std::size_t) {
                           options.delay_state_averaging = options.offload_optimizer = true;
                           options.delay_optimizer_step = options.delay_grad_averaging = true;
+                          tune(options);
                         });
-  trainers.train(kEpochs);
-  const auto expected = one_process(kEpochs, 1);
+  trainers.train(epochs);
+  const auto expected = one_process(epochs, 1);
   for (std::size_t i = 0; i < kTrainers; ++i) {
-    ASSERT_EQ(trainers[i].history.size(), kEpochs);
-    for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
+    ASSERT_EQ(trainers[i].history.size(), epochs);
+    for (std::size_t epoch = 1; epoch < epochs; ++epoch)
       ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5)
           << "trainer " << i << ", epoch " << epoch;
   }
 }
 
+TEST_P(TrainersThatDelayAll, TakeTheStepsOfOneProcessWhoseStepsAreAnEpochLate) {
+  expect_steps_an_epoch_late(GetParam(), 50, [](RunOptions&) {});
+}
+
 /// Tensors as small as these travel without any loss, as differences, too.
 TEST_P(TrainersThatDelayAll, TakeTheSameStepsWhereParametersTravelAsDifferences) {
-  constexpr std::uint64_t kEpochs = 20;
-  FourTrainers trainers(GetParam() ? array_model(Owner::cohive) : FourTrainers::MakeModel(plain_model),
-                        [](RunOptions& options, std::size_t) {
-                          options.delay_state_averaging = options.offload_optimizer = true;
-                          options.delay_optimizer_step = options.delay_grad_averaging = true;
-                          options.full_state_every = 4;
-                        });
-  trainers.train(kEpochs);
-  const auto expected = one_process(kEpochs, 1);
-  for (std::size_t i = 0; i < kTrainers; ++i) {
-    ASSERT_EQ(trainers[i].history.size(), kEpochs);
-    for (std::size_t epoch = 1; epoch < kEpochs; ++epoch)
-      ASSERT_LT(distance(trainers[i].history[epoch], expected[epoch - 1]), 1e-5)
-          << "trainer " << i << ", epoch " << epoch;
-  }
+  expect_steps_an_epoch_late(GetParam(), 20, [](RunOptions& options) { options.full_state_every = 4; });
 }
 
 TEST(OneProcess, TakesTheStepsOfTrainersThatAreStoppedWhileTheirParametersTravelAsDifferences) {

@@ -46,7 +46,7 @@ struct SearchPlan {
   std::size_t random_bits = 0;           ///< see RoundOptions
   Duration lead_delay{};                 ///< see RoundOptions
   bool early = false;                    ///< see RoundOptions; false from Round::hurry() on
-  std::vector<Member> meets{};           ///< see RoundOptions::company
+  std::vector<Member> meets{};           ///< see RoundOptions
   std::vector<PeerId> company{};         ///< see Round::hurry
   TimePoint hurried{};                   ///< when that was
   bool last = false;                     ///< see RoundOptions

@@ -14,8 +14,8 @@
 
 namespace cohive::averaging {
 
-/// What the last round has averaged, as all of its members have decoded it: in host memory, 4 bytes a value. Members
-/// whose checksums are equal have it in common. Loop thread, but for the values.
+/// A common state is what the last round has averaged, as all of its members have decoded it: in host memory, 4 bytes a
+/// value. Members whose checksums are equal hold the same one. Loop thread, but for the values.
 struct CommonState {
   /// Makes one of zeros, that nobody has in common.
   explicit CommonState(std::span<const TensorInfo> tensors);

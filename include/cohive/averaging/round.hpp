@@ -44,7 +44,7 @@ struct RoundOptions {
   bool early = false;
   /// The members of another averager's round, who all begin one with these now: they meet at the first of them that is
   /// no client, whomever this averager met before. Empty: as before.
-  std::vector<Member> company = {};
+  std::vector<Member> meets = {};
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};

@@ -13,22 +13,24 @@
 
 namespace cohive::train {
 
-/// What most leaders of a run say of it. A single leader that lies changes none of it.
+/// A trainer's report tells of itself alone.
+struct ShardReport {
+  std::uint64_t epoch = 0;
+  double samples = 0;             ///< of that epoch
+  double samples_per_second = 0;  ///< of the trainer
+  double time = 0;                ///< Unix seconds, from which the samples are taken to grow at that speed
+  bool client = false;
+};
+
+/// A run is what most of its leaders say of it. A single leader that lies changes none of this.
 struct ShardedRun {
-  /// A trainer has signed this.
-  struct Report {
-    std::uint64_t epoch = 0;
-    double samples = 0;             ///< of that epoch
-    double samples_per_second = 0;  ///< of the trainer
-    double time = 0;                ///< Unix seconds, from which the samples grow at that speed
-    bool client = false;
-  };
   std::uint64_t epoch = 0;        ///< that most trainers have reached
   double samples = 0;             ///< of that epoch, by now
   double samples_per_second = 0;  ///< of all
   double trainers = 0;            ///< clients included; an estimate
   double clients = 0;             ///< an estimate, too
-  std::map<PeerId, Report> some;  ///< trainers that leaders have drawn, of 32 shards at most, 16 of each
+  /// Signed reports of trainers that leaders have drawn, of 32 shards at most, 16 of each.
+  std::map<PeerId, ShardReport> some;
 };
 
 /// Tells whether the subkey of an entry in the record of a run's progress is that of the sum of all shards. Then

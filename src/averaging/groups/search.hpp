@@ -32,9 +32,9 @@ struct SearchContext {
     const bool wary = (runtime.now() < distrust_until && reputation.has_any_history()) || stragglers.is_wary();
     return admits(peer) && !stragglers.leads_in_vain(peer) && !(wary && !reputation.has_history(peer));
   }
-  /// Begins anew with what was heard of the last round.
-  /// The next search is for these.
+  /// Makes these the group that the next search is for.
   void meet(const std::vector<Member>& members);
+  /// Begins anew with what was heard of the last round.
   void begin_search();
   /// Another peer averages under our key.
   void met(const PeerId& peer) {

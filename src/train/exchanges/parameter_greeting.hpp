@@ -1,4 +1,4 @@
-// What members of a round of the parameters tell each other. Python peers, and those that always send parameters whole,
+// Members of a round of the parameters greet each other. Python peers, and those that always send parameters whole,
 // tell the epoch alone, a number; others an array. Source: docs/wire/extensions.md, section 19.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace cohive::train {
 /// As far as it makes sense: what is missing, or no such number, is as if it was not told.
 struct ParameterGreeting {
   std::optional<std::uint64_t> epoch;  ///< that the round belongs to
-  /// Of the common state (averaging::CommonState) from which this member would send differences; 0: of none.
+  /// The checksum of the averaging::CommonState from which this member would send differences; 0: it would from none.
   std::uint64_t common = 0;
 
   msgpack::Value value() const { return msgpack::Array{{epoch.value_or(0), common}}; }

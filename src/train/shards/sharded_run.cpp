@@ -19,10 +19,7 @@ Task<void> draw_some(ShardCalls& calls, std::string run_id, ShardName shard, dou
   const auto answers = co_await calls.ask(key_of(run_id, shard), std::move(request), deadline);
   for (const auto& [leader, reply] : answers)
     for (const auto& envelope : reply.reports())
-      if (const auto opened = open_report(as_bytes(envelope), run_id, now)) {
-        const auto& [trainer, told] = *opened;
-        run.some[trainer] = {told.epoch, told.samples, told.samples_per_second, told.time, told.client};
-      }
+      if (const auto opened = open_report(as_bytes(envelope), run_id, now)) run.some[opened->trainer] = opened->report;
 }
 
 }  // namespace

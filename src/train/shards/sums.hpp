@@ -11,6 +11,7 @@
 
 #include "cohive/core/bytes.hpp"
 #include "cohive/core/keys.hpp"
+#include "cohive/train/sharded_run.hpp"
 
 namespace cohive::proto {
 class ProgressSum;
@@ -18,15 +19,7 @@ class ProgressSum;
 
 namespace cohive::train {
 
-/// A trainer's report tells of itself alone.
-struct ShardReport {
-  std::uint64_t epoch = 0;
-  double samples = 0, samples_per_second = 0;
-  double time = 0;  ///< Unix seconds, from which the samples are taken to grow at that speed
-  bool client = false;
-};
-
-/// The same of many trainers.
+/// A sum tells of many trainers what a ShardReport tells of one.
 struct ProgressSum {
   std::uint64_t epoch = 0;  ///< that most of them have reached
   double samples = 0;       ///< of those in this epoch

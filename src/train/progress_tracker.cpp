@@ -69,6 +69,8 @@ ProgressTracker::~ProgressTracker() = default;
 void ProgressTracker::start() {
   started_ = runtime_.now();
   restart_timer();
+  // Others may know that the run is large before this one has looked.
+  if (options_.sharded_above > 0) shards_->serve();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
 }
@@ -334,6 +336,25 @@ void ProgressTracker::doubt_claims_above(std::uint64_t proven) {
   fetch_soon();
 }
 
+namespace {
+
+/// While one leader follows another, both may have written what the shards come to.
+void keep_one_sum(std::vector<ProgressEntry>& entries) {
+  const auto sums = std::ranges::partition(entries, [](const ProgressEntry& one) { return !one.is_sum(); });
+  if (sums.size() < 2) return;
+  std::ranges::sort(sums, {}, &ProgressEntry::samples);
+  const ProgressEntry middle = sums[(sums.size() - 1) / 2];
+  entries.erase(sums.begin(), sums.end());
+  entries.push_back(middle);
+}
+
+bool is_of_owner(const std::pair<msgpack::Value, dht::StoredValue>& entry) {
+  const auto* subkey = entry.first.get_if<msgpack::Bin>();
+  return subkey && subkey->data.find(dht::kOwnerMarker) != std::string::npos && !is_sum_of_shards(subkey->data);
+}
+
+}  // namespace
+
 /// What does not fit is left out.
 std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetResult& record) const {
   std::vector<Entry> entries;
@@ -346,6 +367,7 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
     if (entry->peer == dht_.host().id() && !own) continue;
     entries.push_back(std::move(*entry));
   }
+  keep_one_sum(entries);
   return entries;
 }
 
@@ -406,9 +428,12 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
     return {};
   }
   const TimePoint now = runtime_.now();
+  const auto tells_a_speed = [this](const Entry& entry) {
+    return entry.samples_per_second > kSlowest && entry.marker != key_->ownership_marker() && !entry.is_sum();
+  };
   std::erase_if(speeds_, [&](const auto& one) { return now >= one.second.forgotten; });
   for (const Entry& entry : entries)
-    if (entry.samples_per_second > kSlowest && entry.marker != key_->ownership_marker() && speeds_.size() < kMaxSpeeds)
+    if (tells_a_speed(entry) && speeds_.size() < kMaxSpeeds)
       speeds_[entry.marker] = {entry.samples_per_second, now + options_.metadata_expiration};
   if (speeds_.empty()) return {};
   std::vector<double> known;
@@ -418,7 +443,7 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
   double all = 0, drawn = 0, count = 0;
   for (const double speed : known) all += std::min(speed, speeds.most);
   for (const Entry& entry : entries) {
-    if (entry.samples_per_second <= kSlowest || entry.marker == key_->ownership_marker()) continue;
+    if (!tells_a_speed(entry)) continue;
     drawn += std::min(entry.samples_per_second, speeds.most);
     ++count;
   }
@@ -426,34 +451,26 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
   return speeds;
 }
 
-namespace {
-
-bool is_of_owner(const std::pair<msgpack::Value, dht::StoredValue>& entry) {
-  const auto* subkey = entry.first.get_if<msgpack::Bin>();
-  return subkey && subkey->data.find(dht::kOwnerMarker) != std::string::npos;
-}
-
-}  // namespace
-
 /// \param found  the record that the entries are from: some of its entries were drawn, or all are there
 void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
-  double clients = 0;
+  double clients = 0, represented = 0;
   const auto own = static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
   const auto others = static_cast<std::size_t>(std::ranges::count_if(found.entries(), is_of_owner)) - own;
   const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
   const Speeds speeds = compare_speeds(entries);
   for (const Entry& entry : entries) {
     const bool ours = entry.marker == key_->ownership_marker();
-    clients += (ours ? 1 : each) * entry.client;
-    const double like = ours ? 1 : each * speeds.usual;  // trainers that it stands for
-    const double speed = ours ? entry.samples_per_second : std::min(entry.samples_per_second, speeds.most);
+    const bool alike = !ours && !entry.is_sum();
+    clients += (alike ? each : 1) * entry.client;
+    represented += ours ? 0 : alike ? each : 1;
+    const double like = alike ? each * speeds.usual : 1;  // trainers that it stands for
+    const double speed = alike ? std::min(entry.samples_per_second, speeds.most) : entry.samples_per_second;
     global.samples_per_second += like * speed;
     if (entry.epoch != global.epoch || ours) continue;
     global.samples += like * entry.samples;
     others_.push_back({like * entry.samples, like * speed, entry.time});
   }
-  const double represented = each * static_cast<double>(entries.size() - own);
   global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = until_target(global);

@@ -4,6 +4,7 @@
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/train/sharded_run.hpp"
 #include "dht/dht_swarm.hpp"
+#include "train/progress_entry.hpp"
 
 namespace cohive::train {
 namespace {
@@ -140,6 +141,38 @@ TEST_F(Sharded, WhoGoesToShardsIsNotTakenForGone) {
       EXPECT_GE(trainers[i].tracker->snapshot().peers, 8u) << "trainer " << i << " in second " << second;
   }
   for (const Trainer& trainer : trainers) EXPECT_TRUE(in_shards(*trainer.tracker));
+}
+
+/// Meanwhile leaders are replaced by newcomers that are nearer, and the one shard is divided.
+TEST_F(Sharded, ARunThatGrowsIsCountedAsItGrows) {
+  while (trainers.size() < 160) {
+    for (int i = 0; i < 8; ++i) add_trainer();
+    train(1);
+  }
+  double worst = 1;
+  for (int second = 0; second < 40; ++second) {
+    train(1);
+    double mean = 0;
+    for (const Trainer& trainer : trainers) mean += static_cast<double>(trainer.tracker->snapshot().peers) / 160 / 160;
+    if (second >= 10) worst = std::min(worst, mean);
+  }
+  EXPECT_GE(worst, 0.95);
+}
+
+TEST_F(Sharded, SumsOfTwoLeadersInTheRecordCountOnce) {
+  add_many(2);
+  for (const double samples : {30'000.0, 30'500.0}) {
+    const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(nodes.size()));
+    Dht& leader = add();
+    leader.add_validator(key);
+    const auto stored = swarm.run(leader.store(
+        "run_progress", msgpack::Bin{std::string(kSumOfShards) + key->ownership_marker()},
+        entry_value(leader.host().id(), 0, samples, 100, leader.now(), false), leader.now() + 60, swarm.after(5s)));
+    ASSERT_TRUE(stored);
+  }
+  const ProgressTracker& old_way = add_trainer(0);
+  train(10);
+  EXPECT_NEAR(reckoned(old_way), 30'000 + 10 * 100 + samples(), 1000);
 }
 
 TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {

@@ -212,7 +212,9 @@ class ProgressTracker {
   bool exchanging_ = false;
   // In shards: the last look, the last answer, the last one of a run that is large enough, and the next try.
   TimePoint exchanged_{}, answered_{}, large_at_{}, not_before_{};
-  std::uint64_t run_epoch_ = 0;        // as the leaders of the shard told it last
+  // What the leaders of the shard told last.
+  std::uint64_t run_epoch_ = 0;
+  double run_trainers_ = 0;
   double changed_at_ = 0, batch_ = 0;  // Unix seconds of the last change of samples_, and how many then
   std::uint64_t heard_ = 0;            // the epoch of most strangers with a connection
   double newest_expiration_ = 0;       // of our own report, by whatever our clock was

@@ -15,8 +15,9 @@ constexpr std::size_t kBeam = 5;  // nodes that a search asks; it names twice as
 constexpr std::size_t kMostPlaces = 64;
 constexpr std::size_t kMostAvoided = 4096;
 // A search costs as much as a minute of reports. A node that has come meanwhile and is nearer is one of three leaders.
-constexpr Duration kSearchAgain = 60s, kSearchSoon = 10s;
-constexpr Duration kAfterFailure = 30s, kAfterRefusal = 10min;
+constexpr Duration kSearchAgain = 60s, kSearchSoon = 10s, kSearchAtOnce = 2s;
+constexpr Duration kAfterFailure = 30s;
+constexpr Duration kFirstRefusal = 5s, kLastRefusal = 10min;  // twice as long each time
 constexpr Duration kLeaderTime = 3s;
 constexpr std::size_t kMostFields = 256;  // of a reply
 
@@ -33,17 +34,21 @@ struct ShardCalls::Asking {
 
 ShardCalls::ShardCalls(Dht& dht, const std::string& run_id) : dht_(dht), method_(method_of(run_id)) {}
 
+/// A node that leads nothing may be a trainer that is about to start.
 void ShardCalls::avoid(const PeerId& node, const Error& why) {
-  const bool leads_nothing = why == transport::Errc::protocol_not_supported;
   if (avoided_.size() >= kMostAvoided) avoided_.clear();
-  avoided_[node] = dht_.runtime().now() + (leads_nothing ? kAfterRefusal : kAfterFailure);
+  Avoided& avoided = avoided_[node];
+  Duration pause = kAfterFailure;
+  if (why == transport::Errc::protocol_not_supported)
+    pause = avoided.refusal = std::clamp<Duration>(2 * avoided.refusal, kFirstRefusal, kLastRefusal);
+  avoided.until = dht_.runtime().now() + pause;
 }
 
 Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadline) {
   Runtime& runtime = dht_.runtime();
   const auto usable = [&](const PeerId& node) {
     const auto at = avoided_.find(node);
-    return (at == avoided_.end() || runtime.now() >= at->second) && (node != dht_.host().id() || local_);
+    return (at == avoided_.end() || runtime.now() >= at->second.until) && (node != dht_.host().id() || local_);
   };
   if (const auto known = places_.find(key); known == places_.end() || runtime.now() >= known->second.until) {
     const auto id = dht::DhtId::of(key);
@@ -52,8 +57,11 @@ Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadlin
     std::ranges::sort(found, {}, [&](const auto& node) { return node.first.distance(id); });
     if (places_.size() >= kMostPlaces) places_.clear();
     Place& place = places_[key];
-    place = {};
+    place.nodes.clear();
+    place.searched = runtime.now();
     for (const auto& [node, peer] : found) place.nodes.push_back(peer);
+    std::erase_if(place.nearer,
+                  [&](const auto& one) { return std::ranges::find(place.nodes, one.first) == place.nodes.end(); });
     const bool enough = std::ranges::count_if(place.nodes, usable) >= static_cast<std::ptrdiff_t>(kLeaders);
     place.until = runtime.now() +
                   (enough ? from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2)) : kSearchSoon);
@@ -95,12 +103,27 @@ Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::Pr
                                                       Deadline deadline) {
   const std::uint32_t draw = request.draw();
   Asking asking{*this, std::move(request), deadline};
-  asking.nodes = co_await nodes_of(std::move(key), deadline);
+  asking.nodes = co_await nodes_of(key, deadline);
   const std::size_t drawn = dht_.runtime().random()() % kLeaders;
   Nursery calls(dht_.runtime(), "leaders of a shard");
   for (std::size_t i = 0; i < kLeaders; ++i) calls.spawn(ask_one(asking, i == drawn ? draw : 0), "leader of a shard");
   co_await calls.join();
+  look_for_nearer(places_[key], asking.answers);
   co_return std::move(asking.answers);
+}
+
+/// Leaders that were found when the swarm was smaller may know nodes that should lead in their place. Where half of the
+/// trainers ask others than the rest does, none of them knows all.
+void ShardCalls::look_for_nearer(Place& place, const std::vector<Answer>& answers) {
+  bool found = false;
+  for (const auto& [leader, reply] : answers) {
+    const auto at = std::ranges::find(place.nodes, leader);
+    const auto rank = static_cast<std::size_t>(at - place.nodes.begin());
+    // Of what it knows some may be there no longer: the same count is news once.
+    const bool news = std::exchange(place.nearer[leader], reply.nearer()) != reply.nearer();
+    found = found || (news && reply.nearer() > rank);
+  }
+  if (found) place.until = std::min(place.until, place.searched + kSearchAtOnce);
 }
 
 bool ShardCalls::is_nearer(const std::string& key, const PeerId& node) const {

@@ -42,18 +42,24 @@ class ShardCalls {
   /// Where a key is, as of the last search.
   struct Place {
     std::vector<PeerId> nodes;  // nearest first
+    TimePoint searched{}, until{};
+    std::unordered_map<PeerId, std::uint32_t> nearer;  // nodes than each leader, as it said last
+  };
+  struct Avoided {
     TimePoint until{};
+    Duration refusal{};  // the last pause after one
   };
   struct Asking;
   static Task<void> ask_one(Asking& of, std::uint32_t draw);
   Task<std::vector<PeerId>> nodes_of(std::string key, Deadline deadline);
   void avoid(const PeerId& node, const Error& why);
+  static void look_for_nearer(Place& place, const std::vector<Answer>& answers);
 
   Dht& dht_;
   const std::string method_;
   Local local_;
   std::unordered_map<std::string, Place> places_;
-  std::unordered_map<PeerId, TimePoint> avoided_;
+  std::unordered_map<PeerId, Avoided> avoided_;
   std::uint64_t sent_ = 0;
 };
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr double kCallsPerSecond = 8, kCallsAtOnce = 40;  // of one peer; sixteen times as many of a network
 constexpr std::size_t kMostShards = 8;                    // that one node leads
-constexpr std::size_t kMostMembers = 512;
+constexpr std::size_t kMostMembers = 1024;
 constexpr std::size_t kMostClaims = 4;    // of one shard; the nearest three count
 constexpr std::size_t kNearerNodes = 6;   // that may lead nothing, between a key and its leaders
 constexpr std::uint32_t kMostDrawn = 16;  // reports in a reply
@@ -34,7 +34,8 @@ constexpr Duration kRecordLife = 15s;  // the next node waits as long before it 
 constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
 constexpr double kWholeEnough = 0.75;  // of the shards, for a sum that Python peers see
 constexpr Duration kSparseTime = 60s;  // before there are fewer shards
-constexpr double kMoved = 0.9;         // of the trainers, that report in the wanted shards
+constexpr double kMoved = 0.97;        // of the trainers, that report in the wanted shards
+constexpr double kGrowing = 0.05;      // since the last sum, above which the next one is soon
 
 }  // namespace
 
@@ -94,6 +95,8 @@ Task<Result<std::string>> ShardLeader::answer(PeerId caller, std::string bytes, 
     if (const auto run = run_of(dht_.now())) encode_sum(*run, *reply.mutable_run());
     reply.set_writes(written_);
   }
+  const auto key = dht::DhtId::of(request.root() ? root_key_of(options_.run_id) : key_of(options_.run_id, name));
+  reply.set_nearer(static_cast<std::uint32_t>(nodes_within(dht_.node_id().distance(key), key)));
   std::string text = reply.SerializeAsString();
   if (!local) sent_ += text.size();
   co_return text;
@@ -146,12 +149,11 @@ bool ShardLeader::make_room(Shard& shard, const std::string& network) {
   return true;
 }
 
-/// Nodes of a swarm know few of those near to a key that is far from them. A leader is one of the nearest; a node that
-/// claims any number of shards is not.
-bool ShardLeader::may_lead(const dht::DhtId& key, const dht::DhtId& distance) const {
-  std::size_t nearer = 0;
-  for (const auto& [node, peer] : dht_.known_nodes()) nearer += node.distance(key) < distance;
-  return nearer <= kNearerNodes;
+/// Returns how many nodes this one knows nearer to a key than `distance`.
+std::size_t ShardLeader::nodes_within(const dht::DhtId& distance, const dht::DhtId& key) const {
+  const auto known = dht_.known_nodes();
+  return static_cast<std::size_t>(
+      std::ranges::count_if(known, [&](const auto& node) { return node.first.distance(key) < distance; }));
 }
 
 /// Where a leader stands is what its node says of itself, as everywhere in the DHT.
@@ -169,7 +171,10 @@ Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum 
     if (!node) co_return Error(cohive::Errc::malformed, "a leader that is no node");
     const auto key = dht::DhtId::of(key_of(options_.run_id, name));
     distance = node->distance(key);
-    if (!may_lead(key, distance)) co_return Error(cohive::Errc::malformed, "a leader that is not near");
+    // Nodes of a swarm know few of those near to a key that is far from them. A leader is one of the nearest; a node
+    // that claims any number of shards is not.
+    if (nodes_within(distance, key) > kNearerNodes)
+      co_return Error(cohive::Errc::malformed, "a leader that is not near");
   }
   Claims& claims = claims_[name];
   claims[caller] = {sum, distance, runtime_.now()};
@@ -222,7 +227,7 @@ std::optional<ProgressSum> ShardLeader::run_of(double now) {
     if (!run || weight(total) > weight(*run)) run = total;
   }
   if (!run) return std::nullopt;
-  bits_ = run->bits;
+  bits_ = run->counted;
   run->bits = wanted_bits_ = bits_to_tell(*run);
   if (others_) add_to(*run, *others_, now);
   return run;
@@ -243,25 +248,28 @@ void ShardLeader::forget_old() {
 
 // ---- What it tells
 
-/// Tells the sum of a shard. Returns whether the run has another epoch, so that it is worth asking again soon.
+/// Tells the sum of a shard. Returns whether it is worth telling again soon: where the run has another epoch, and where
+/// the shard grows.
 Task<bool> ShardLeader::tell_sum(ShardName name) {
   std::vector<ShardReport> reports;
   for (const auto& [peer, member] : shards_[name].members) reports.push_back(member.report);
   if (reports.empty()) co_return false;
   const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
   shards_[name].epoch = sum.epoch;
+  const double grown = sum.trainers - std::exchange(shards_[name].trainers, sum.trainers);
   auto request = about(name);
   request.set_root(true);
   encode_sum(sum, *request.mutable_sum());
   const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(request), runtime_.after(kCallTime));
   const auto run = run_in(answers, dht_.now());
   if (run && shards_.contains(name)) shards_[name].run = run;
-  co_return !run || run->epoch != sum.epoch;
+  co_return !run || run->epoch != sum.epoch || grown > kGrowing * sum.trainers;
 }
 
 Task<void> ShardLeader::lead(ShardLeader& self) {
   for (;;) {
     self.forget_old();
+    if (self.shards_.empty()) co_await self.changed_.wait();
     std::vector<ShardName> names;
     for (const auto& [name, shard] : self.shards_) names.push_back(name);
     bool soon = false;

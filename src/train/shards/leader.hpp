@@ -40,6 +40,7 @@ class ShardLeader {
   struct Shard {
     std::unordered_map<PeerId, Member> members{};
     std::uint64_t epoch = 0;           // as last told
+    double trainers = 0;               // as last told
     std::optional<ProgressSum> run{};  // as last heard
     TimePoint used{};
   };
@@ -55,7 +56,7 @@ class ShardLeader {
   Result<> answer_member(const PeerId& caller, const proto::ProgressRequest& request, proto::ProgressReply& reply);
   Result<> take_report(const PeerId& caller, const std::string& envelope, Shard& shard);
   static bool make_room(Shard& shard, const std::string& network);
-  bool may_lead(const dht::DhtId& key, const dht::DhtId& distance) const;
+  std::size_t nodes_within(const dht::DhtId& distance, const dht::DhtId& key) const;
   Task<Result<>> take_sum(PeerId caller, ShardName name, ProgressSum sum);
   std::optional<ProgressSum> run_of(double now);
   int bits_to_tell(const ProgressSum& run);

@@ -1,5 +1,7 @@
 #include "shards.hpp"
 
+#include "cohive/core/combine.hpp"
+
 namespace cohive::train {
 namespace {
 
@@ -20,6 +22,12 @@ Task<void> ProgressShards::ask_for_bits(std::size_t trainers, Deadline deadline)
   const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
   const auto run = run_in(answers, dht_.now());
   bits_ = run ? run->bits : trainers > kBeginInOne ? bits_for(static_cast<double>(trainers), 0) : 0;
+  if (run) counted_ = run->counted;
+}
+
+Task<void> ProgressShards::tell(ProgressShards& self, ShardName shard, proto::ProgressRequest request,
+                                Deadline deadline) {
+  (void)co_await self.calls_.ask(key_of(self.options_.run_id, shard), std::move(request), deadline);
 }
 
 Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report,
@@ -29,18 +37,31 @@ Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional
   const ShardName shard = shard_of(options_.run_id, dht_.host().id(), *bits_);
   auto request = about(shard);
   request.set_draw(kReportsDrawn);
-  if (report) request.set_report(seal_report(dht_.host().identity(), options_.run_id, *report));
+  Nursery old_shard(dht_.runtime(), "the shard that counts by now");
+  if (report) {
+    request.set_report(seal_report(dht_.host().identity(), options_.run_id, *report));
+    reported_in_ = {shard};
+    // Until nearly all have moved, the old shards have to hold the others, too: none would hold all of them.
+    if (counted_ && *counted_ != shard.bits) {
+      const ShardName old = shard_of(options_.run_id, dht_.host().id(), *counted_);
+      auto told = about(old);
+      told.set_report(request.report());
+      reported_in_.insert(old);
+      old_shard.spawn(tell(*this, old, std::move(told), deadline), "report in the old shard");
+    }
+  }
   const auto answers = co_await calls_.ask(key_of(options_.run_id, shard), std::move(request), deadline);
+  co_await old_shard.join();
   if (answers.empty()) {
     bits_.reset();
     co_return std::nullopt;
   }
-  if (report) {
-    reported_ = report;
-    reported_in_ = shard.bits;
-  }
+  if (report) reported_ = report;
   Seen seen{run_in(answers, dht_.now()), {}};
-  if (seen.run) bits_ = seen.run->bits;
+  if (seen.run) {
+    bits_ = seen.run->bits;
+    counted_ = seen.run->counted;
+  }
   for (const auto& [leader, reply] : answers)
     for (const auto& envelope : reply.reports())
       if (auto opened = open_report(as_bytes(envelope), options_.run_id, dht_.now()))
@@ -50,10 +71,13 @@ Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional
 
 Task<void> ProgressShards::withdraw(Deadline deadline) {
   if (!std::exchange(reported_, std::nullopt)) co_return;
-  const ShardName shard = shard_of(options_.run_id, dht_.host().id(), reported_in_);
-  auto request = about(shard);
-  request.set_goodbye(true);
-  (void)co_await calls_.ask(key_of(options_.run_id, shard), std::move(request), deadline);
+  Nursery goodbyes(dht_.runtime(), "goodbye to shards");
+  for (const ShardName& shard : std::exchange(reported_in_, {})) {
+    auto request = about(shard);
+    request.set_goodbye(true);
+    goodbyes.spawn(tell(*this, shard, std::move(request), deadline), "goodbye to a shard");
+  }
+  co_await goodbyes.join();
 }
 
 Task<void> ProgressShards::close(Deadline deadline) {

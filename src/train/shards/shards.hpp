@@ -8,6 +8,8 @@
 // Source: docs/wire/extensions.md, section 18.
 #pragma once
 
+#include <set>
+
 #include "calls.hpp"
 #include "leader.hpp"
 #include "sums.hpp"
@@ -41,14 +43,16 @@ class ProgressShards {
 
  private:
   Task<void> ask_for_bits(std::size_t trainers, Deadline deadline);
+  static Task<void> tell(ProgressShards& self, ShardName shard, proto::ProgressRequest request, Deadline deadline);
 
   Dht& dht_;
   const TrackerOptions& options_;
   ShardCalls calls_;
   ShardLeader leader_;
-  std::optional<int> bits_;
+  std::optional<int> bits_;     // of the shard that is asked
+  std::optional<int> counted_;  // of the one that counts by now
   std::optional<ShardReport> reported_;
-  int reported_in_ = 0;  // bits
+  std::set<ShardName> reported_in_;
 };
 
 }  // namespace cohive::train

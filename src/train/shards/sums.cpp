@@ -100,15 +100,18 @@ void encode_sum(const ProgressSum& sum, proto::ProgressSum& message) {
   message.set_trainers(static_cast<float>(sum.trainers));
   message.set_clients(static_cast<float>(sum.clients));
   message.set_bits(static_cast<std::uint32_t>(sum.bits));
+  message.set_counted(static_cast<std::uint32_t>(sum.counted));
 }
 
 std::optional<ProgressSum> decode_sum(const proto::ProgressSum& message, double now) {
-  if (message.epoch() > kMostEpochs || message.bits() > kMostBits || !is_timely(message.time(), now) ||
-      !is_plausible(message.samples(), kMostClaimed) || !is_plausible(message.samples_per_second(), kMostSpeed) ||
-      !is_plausible(message.trainers(), kMostCount) || !is_plausible(message.clients(), kMostCount))
+  if (message.epoch() > kMostEpochs || message.bits() > kMostBits || message.counted() > kMostBits ||
+      !is_timely(message.time(), now) || !is_plausible(message.samples(), kMostClaimed) ||
+      !is_plausible(message.samples_per_second(), kMostSpeed) || !is_plausible(message.trainers(), kMostCount) ||
+      !is_plausible(message.clients(), kMostCount))
     return std::nullopt;
-  return ProgressSum{message.epoch(),    message.samples(), message.samples_per_second(),    message.time(),
-                     message.trainers(), message.clients(), static_cast<int>(message.bits())};
+  return ProgressSum{
+      message.epoch(),    message.samples(), message.samples_per_second(),     message.time(),
+      message.trainers(), message.clients(), static_cast<int>(message.bits()), static_cast<int>(message.counted())};
 }
 
 ProgressSum sum_up(std::span<const ShardReport> reports, double target, double now, double times) {
@@ -142,17 +145,24 @@ std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double 
   std::vector<std::uint64_t> epochs;
   for (const ProgressSum& view : views) epochs.push_back(view.epoch);
   const std::uint64_t epoch = reached_by_most(epochs);
-  std::vector<double> samples, speeds, trainers, clients, bits;
+  std::vector<double> samples, speeds, trainers, clients, bits, counted;
   for (const ProgressSum& view : views) {
     speeds.push_back(view.samples_per_second);
     trainers.push_back(view.trainers);
     clients.push_back(view.clients);
     bits.push_back(view.bits);
+    counted.push_back(view.counted);
     if (view.epoch == epoch) samples.push_back(view.samples_at(now));
   }
   if (samples.empty()) return std::nullopt;
-  return ProgressSum{
-      epoch, median(samples), median(speeds), now, median(trainers), median(clients), static_cast<int>(median(bits))};
+  return ProgressSum{epoch,
+                     median(samples),
+                     median(speeds),
+                     now,
+                     median(trainers),
+                     median(clients),
+                     static_cast<int>(median(bits)),
+                     static_cast<int>(median(counted))};
 }
 
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) {
@@ -166,7 +176,7 @@ ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) 
   const double usual = trainers.empty() ? 0 : median(trainers);
   for (const ProgressSum& shard : shards)
     votes.push_back({shard.epoch, std::min(shard.trainers, kLargestShard * usual)});
-  ProgressSum run{.epoch = reached_by_most(std::move(votes)), .time = now, .bits = bits};
+  ProgressSum run{.epoch = reached_by_most(std::move(votes)), .time = now, .bits = bits, .counted = bits};
   for (const ProgressSum& shard : shards)
     if (shard.epoch == run.epoch) samples.push_back(shard.samples_at(now));
   const double missing = shards.empty() ? 0 : std::exp2(bits) / static_cast<double>(shards.size());

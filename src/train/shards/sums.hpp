@@ -25,7 +25,8 @@ struct ProgressSum {
   double samples = 0;       ///< of those in this epoch
   double samples_per_second = 0, time = 0;
   double trainers = 0, clients = 0;
-  int bits = 0;  ///< of a run, which has 2^bits shards
+  int bits = 0;     ///< of a run, which is to have 2^bits shards
+  int counted = 0;  ///< bits of the shards that were added up
   double samples_at(double now) const { return std::max(0.0, samples + (now - time) * samples_per_second); }
 };
 

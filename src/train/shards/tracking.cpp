@@ -14,6 +14,7 @@ namespace {
 constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
 constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s;
 constexpr double kLongestHalfBatch = 60;  // seconds
+constexpr double kGrowth = 0.05;          // since the last look, above which the next one is soon
 constexpr Duration kGoodbyeTime = 10s;
 constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
 
@@ -37,7 +38,6 @@ void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
   if (options_.sharded_above == 0 || withdrawn_) return;
   const std::size_t known = snapshot().peers;
   const bool others_left = 2 * known > options_.sharded_above && 2 * peers < known;
-  if (2 * peers > options_.sharded_above || sum_seen || others_left) shards_->serve();
   const bool goes = peers > options_.sharded_above || sum_seen || others_left;
   if (!goes || runtime_.now() < not_before_) return;
   sharded_ = true;
@@ -112,9 +112,11 @@ void ProgressTracker::count_run(const ProgressSum& run, GlobalProgress& global) 
   }
   const double wait = until_target(global);
   global.eta = dht_.now() + wait;
-  // Of an epoch that has just begun the next look tells more.
+  // Of an epoch that has just begun the next look tells more, and of a run that grows.
   const bool known_before = std::exchange(run_epoch_, run.epoch) == run.epoch;
-  if (run.epoch >= epoch_ && known_before) next_fetch_ = runtime_.now() + kExchangeAgain;
+  const double grown = run.trainers - std::exchange(run_trainers_, run.trainers);
+  if (run.epoch >= epoch_ && known_before && grown <= kGrowth * run.trainers)
+    next_fetch_ = runtime_.now() + kExchangeAgain;
 }
 
 }  // namespace cohive::train

@@ -16,11 +16,16 @@
 #include "cohive/proto/crypto.pb.h"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/proto/p2p.pb.h"
+#include "cohive/proto/progress.pb.h"
 #include "cohive/proto/rpc.pb.h"
 #include "core/vectors.hpp"
 #include "dht/storage.hpp"
 #include "p2p/autonat_message.hpp"
 #include "p2p/circuit_message.hpp"
+#include "train/exchanges/parameter_greeting.hpp"
+#include "train/link_fit.hpp"
+#include "train/progress_entry.hpp"
+#include "train/shards/sums.hpp"
 
 namespace cohive::fuzz {
 namespace {
@@ -458,6 +463,34 @@ void averaging(const Corpus& corpus) {
   }
 }
 
+void progress(const Corpus& corpus) {
+  constexpr double kNow = 1.7e9;  // as in the target
+  const std::string report = train::seal_report(kKey, "run", {3, 128, 1.5, kNow, false});
+  const train::ProgressSum sum{3, 5000, 64, kNow, 64, 2, 1, 0};
+  proto::ProgressRequest request;
+  request.set_bits(1);
+  request.set_shard(1);
+  request.set_draw(8);
+  request.set_report(report);
+  corpus.add("progress", "report_in_shard", 0, request.SerializeAsString());
+  request.clear_report();
+  request.set_root(true);
+  train::encode_sum(sum, *request.mutable_sum());
+  corpus.add("progress", "sum_of_shard", 0, request.SerializeAsString());
+  proto::ProgressReply reply;
+  train::encode_sum(sum, *reply.mutable_run());
+  reply.add_reports(report);
+  reply.set_writes(true);
+  reply.set_nearer(2);
+  corpus.add("progress", "reply", 1, reply.SerializeAsString());
+  corpus.add("progress", "report", 2, report);
+  corpus.add("progress", "entry", 3, msgpack::encode(train::entry_value(kKey.peer_id(), 3, 128, 1.5, kNow, false)));
+  msgpack::Array wish{{7, 1234567}};
+  train::write_wish({4096, true, false}, wish);
+  corpus.add("progress", "wish", 4, msgpack::encode(std::move(wish)));
+  corpus.add("progress", "greeting", 4, msgpack::encode(train::ParameterGreeting{4, 77}.value()));
+}
+
 void checkpoints(const Corpus& corpus) {
   checkpoint::Header header{{{"cohive.epoch", "42"}, {"user.text", "a \"quoted\"\nword"}},
                             {{"weight", codec::DType::float64, {3, 2}, 0, 48},
@@ -487,6 +520,7 @@ int main(int argc, char** argv) {
   peers(corpus);
   dht_messages(corpus);
   averaging(corpus);
+  progress(corpus);
   checkpoints(corpus);
   return 0;
 }

@@ -1,6 +1,7 @@
 // Every input that a fuzzer started from or once stumbled over, through the same functions.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>

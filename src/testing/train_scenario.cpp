@@ -361,8 +361,20 @@ class SimulatedSwarm final : public TrainSwarm {
     report_.samples_error = samples_errors_[static_cast<std::size_t>(rank)];
   }
 
+  /// What trainers take the speed of all for, beside the time that batches take.
+  void compare_speeds() {
+    double speed = 0;
+    for (const auto& trainer : trainers_)
+      if (trainer->run) speed += static_cast<double>(scenario_.batch_size) / to_seconds(trainer->batch);
+    for (const auto& trainer : trainers_)
+      if (trainer->run)
+        report_.speed_error =
+            std::max(report_.speed_error, std::abs(trainer->run->progress().samples_per_second / speed - 1));
+  }
+
   void finish_report() {
     report_progress();
+    compare_speeds();
     report_.epochs_per_hour = epochs_per_hour();
     for (std::uint64_t number = 1; number < report_.epochs; ++number)
       if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;

@@ -144,13 +144,14 @@ Task<void> Epochs::make(Update& update) {
       continue;
     }
     last = co_await take_part(update, next, std::exchange(first, false));
-    update.released.is_set() ? run_.tracker.restart_timer() : run_.tracker.training_resumes();
+    if (!update.released.is_set()) run_.tracker.training_resumes();
   }
   if (run_.options.outer_optimizer && !update.missed) has_state_of_epoch();  // its anchor belongs to it
 }
 
 void Epochs::release(Update& update) {
   enter(update.epoch);
+  if (!update.released.is_set() && !run_.ended) run_.tracker.training_resumes();
   update.released.set();
 }
 

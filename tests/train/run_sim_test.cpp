@@ -255,6 +255,16 @@ TEST(TrainingRun, SynchronousTrainersHoldTheSameParameters) {
   EXPECT_LT(report.spread, 1e-5);
 }
 
+TEST(TrainingRun, SpeedsAreThoseOfWholeBatches) {
+  for (const bool delayed : {false, true}) {
+    auto scenario = small_training();
+    scenario.slowest_line = scenario.fastest_line = 1e6;
+    scenario.ballast = 500'000;  // two seconds on these lines: what is delayed ends while a batch is computed
+    scenario.tune = [delayed](RunOptions& options) { options.delay_state_averaging = delayed; };
+    EXPECT_LT(run_training(scenario).speed_error, 0.01) << (delayed ? "delayed" : "not delayed");
+  }
+}
+
 TEST(TrainingRun, WaitsLessTheMoreIsDelayed) {
   const auto waiting = [](bool delayed) {
     auto scenario = small_training();

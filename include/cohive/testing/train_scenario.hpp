@@ -57,6 +57,7 @@ struct TrainScenarioReport {
   double shard_bytes = 0;            ///< of these, of calls for progress in shards: the same
   double shard_bytes_busiest = 0;    ///< the same of the trainer that sent most of them
   double samples_error = 0;          ///< of the samples as trainers reckon them, in epochs: the 95th percentile
+  double speed_error = 0;            ///< of all trainers' speed as the worst one takes it at the end, by itself
   double waiting = 0;                ///< share of their time that trainers waited in synchronise()
   double first_loss = 0;             ///< before the first step, less the noise
   double last_loss = 0;              ///< the same at the end, of the worst trainer of the last epoch

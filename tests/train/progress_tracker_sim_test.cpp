@@ -279,7 +279,7 @@ TEST_F(Progress, AveragingDoesNotCountAsSlowTraining) {
   for (std::uint64_t epoch = 1; epoch < 10; ++epoch) {
     first.update_epoch(epoch);
     swarm.pass(20s);  // the parameters are averaged
-    first.restart_timer();
+    first.training_resumes();
     samples[&first] = 0;
     train(first, epoch, 10, 2);
   }

@@ -63,9 +63,16 @@ class Sharded : public dht::DhtSwarm {
       trainer.tracker->update_epoch(epoch);
     }
   }
-  /// A stranger's request to a trainer that leads.
+  /// A stranger's request to the trainer that is nearest to its key.
   Result<std::string> call(Dht& stranger, const proto::ProgressRequest& request) {
-    return swarm.run(rpc::call_unary(stranger.host(), swarm.host(3).id(), ShardCalls::method_of("run"),
+    const ShardName shard{static_cast<int>(request.bits()), request.shard()};
+    const auto key = dht::DhtId::of(request.root() ? root_key_of("run") : key_of("run", shard));
+    const auto leader = std::ranges::min_element(
+        trainers, {}, [&](const Trainer& trainer) { return nodes[trainer.node]->node_id().distance(key); });
+    return call(stranger, leader->node, request);
+  }
+  Result<std::string> call(Dht& stranger, std::size_t node, const proto::ProgressRequest& request) {
+    return swarm.run(rpc::call_unary(stranger.host(), swarm.host(node).id(), ShardCalls::method_of("run"),
                                      request.SerializeAsString(), swarm.after(5s)));
   }
   double samples() const {
@@ -358,14 +365,36 @@ TEST_F(Sharded, WhoCallsAgainAndAgainIsRefused) {
 }
 
 TEST_F(Sharded, LeadersKeepNoMoreThanSoMuch) {
+  add_trainers(4);  // each is near to every key
+  train(10);
+  Dht& stranger = add();
+  int taken = 0;
+  for (int bits = 1; bits <= kMostBits; ++bits)
+    taken += call(stranger, 1, about(shard_of("run", stranger.host().id(), bits))).has_value();
+  EXPECT_EQ(taken, 8);
+}
+
+TEST_F(Sharded, ANodeThatIsNotNearLeadsNothing) {
   add_trainers(24);
   train(60);
   Dht& stranger = add();
-  int taken = 0;
-  for (int bits = 0; bits <= kMostBits; ++bits) {
-    taken += call(stranger, about(shard_of("run", stranger.host().id(), bits))).has_value();
-  }
-  EXPECT_LE(taken, 8);
+  proto::ProgressRequest request;
+  request.set_root(true);
+  int leading = 0;
+  for (const Trainer& trainer : trainers) leading += call(stranger, trainer.node, request).has_value();
+  EXPECT_GE(leading, 3);
+  EXPECT_LE(leading, 8);
+}
+
+TEST_F(Sharded, AShardThatNobodyReportsInIsForgotten) {
+  add_trainers(4);  // none of them leads
+  train(10);
+  Dht& stranger = add();
+  const auto ask = [&](int bits) { return call(stranger, 1, about(shard_of("run", stranger.host().id(), bits))); };
+  for (int bits = 1; bits <= 8; ++bits) EXPECT_TRUE(ask(bits)) << bits;
+  EXPECT_FALSE(ask(9)) << "more than one node leads";
+  train(90);
+  EXPECT_TRUE(ask(9));
 }
 
 TEST_F(Sharded, NodesThatLeadNothingArePassedOver) {

@@ -109,8 +109,6 @@ class ProgressTracker {
   void set_target(double samples);
   /// The measured speed of this peer. Loop thread.
   double own_samples_per_second() const { return ema_.samples_per_second(); }
-  /// Leaves the time since the last report out of the measured speed: it went into something else than training.
-  void restart_timer();
   /// Goes on after a round for which this trainer has waited, and the members with it: neither it nor they have made
   /// samples meanwhile.
   void training_resumes();
@@ -158,6 +156,8 @@ class ProgressTracker {
   static Task<void> fetch_loop(ProgressTracker& self);
   Task<void> store_record(bool goodbye, std::optional<Deadline> deadline = std::nullopt);
   void publish();
+  /// Leaves the time since the last report out of the measured speed: it went into something else than training.
+  void restart_timer();
   void fetch_soon();
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;

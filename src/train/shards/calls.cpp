@@ -57,11 +57,16 @@ Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadlin
     std::ranges::sort(found, {}, [&](const auto& node) { return node.first.distance(id); });
     if (places_.size() >= kMostPlaces) places_.clear();
     Place& place = places_[key];
-    place.nodes.clear();
+    const std::vector<PeerId> before = std::exchange(place.nodes, {});
     place.searched = runtime.now();
     for (const auto& [node, peer] : found) place.nodes.push_back(peer);
     std::erase_if(place.nearer,
                   [&](const auto& one) { return std::ranges::find(place.nodes, one.first) == place.nodes.end(); });
+    const auto leaders = static_cast<std::ptrdiff_t>(std::min(kLeaders, place.nodes.size()));
+    const bool in_vain = std::exchange(place.told, false) &&
+                         std::equal(place.nodes.begin(), place.nodes.begin() + leaders, before.begin(),
+                                    before.begin() + std::min(leaders, std::ssize(before)));
+    place.pause = in_vain ? std::min<Duration>(2 * place.pause, kSearchAgain) : kSearchAtOnce;
     const bool enough = std::ranges::count_if(place.nodes, usable) >= static_cast<std::ptrdiff_t>(kLeaders);
     place.until = runtime.now() +
                   (enough ? from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2)) : kSearchSoon);
@@ -113,7 +118,7 @@ Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::Pr
 }
 
 /// Leaders that were found when the swarm was smaller may know nodes that should lead in their place. Where half of the
-/// trainers ask others than the rest does, none of them knows all.
+/// trainers ask others than the rest does, none of them knows all. What leaders say in vain is believed ever less.
 void ShardCalls::look_for_nearer(Place& place, const std::vector<Answer>& answers) {
   bool found = false;
   for (const auto& [leader, reply] : answers) {
@@ -123,7 +128,8 @@ void ShardCalls::look_for_nearer(Place& place, const std::vector<Answer>& answer
     const bool news = std::exchange(place.nearer[leader], reply.nearer()) != reply.nearer();
     found = found || (news && reply.nearer() > rank);
   }
-  if (found) place.until = std::min(place.until, place.searched + kSearchAtOnce);
+  place.told = place.told || found;
+  if (found) place.until = std::min(place.until, place.searched + place.pause);
 }
 
 bool ShardCalls::is_nearer(const std::string& key, const PeerId& node) const {

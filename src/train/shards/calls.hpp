@@ -43,6 +43,8 @@ class ShardCalls {
   struct Place {
     std::vector<PeerId> nodes;  // nearest first
     TimePoint searched{}, until{};
+    bool told = false;                                 // by a leader that there are nearer ones
+    Duration pause{};                                  // between searches for which there is no other reason
     std::unordered_map<PeerId, std::uint32_t> nearer;  // nodes than each leader, as it said last
   };
   struct Avoided {

@@ -83,7 +83,12 @@ Task<Result<std::string>> ShardLeader::answer(PeerId caller, std::string bytes, 
   const ShardName name{static_cast<int>(request.bits()), request.shard()};
   if (request.bits() > kMostBits || name.number >> name.bits != 0)
     co_return Error(cohive::Errc::malformed, "a shard that there cannot be");
+  // Who has found none but this node would have a run of its own here.
+  const auto key = dht::DhtId::of(request.root() ? root_key_of(options_.run_id) : key_of(options_.run_id, name));
+  const std::size_t nearer = nodes_within(dht_.node_id().distance(key), key);
+  if (nearer > kNearerNodes) co_return Error(rpc::Errc::busy, "a node that is not near leads nothing");
   proto::ProgressReply reply;
+  reply.set_nearer(static_cast<std::uint32_t>(nearer));
   if (!request.root()) {
     CO_TRY(answer_member(caller, request, reply));
   } else {
@@ -95,8 +100,6 @@ Task<Result<std::string>> ShardLeader::answer(PeerId caller, std::string bytes, 
     if (const auto run = run_of(dht_.now())) encode_sum(*run, *reply.mutable_run());
     reply.set_writes(written_);
   }
-  const auto key = dht::DhtId::of(request.root() ? root_key_of(options_.run_id) : key_of(options_.run_id, name));
-  reply.set_nearer(static_cast<std::uint32_t>(nodes_within(dht_.node_id().distance(key), key)));
   std::string text = reply.SerializeAsString();
   if (!local) sent_ += text.size();
   co_return text;
@@ -106,8 +109,10 @@ Result<> ShardLeader::answer_member(const PeerId& caller, const proto::ProgressR
                                     proto::ProgressReply& reply) {
   const ShardName name{static_cast<int>(request.bits()), request.shard()};
   if (name != shard_of(options_.run_id, caller, name.bits)) return Error(cohive::Errc::malformed, "another's shard");
-  if (!shards_.contains(name) && shards_.size() >= kMostShards)
-    return Error(rpc::Errc::busy, "more shards than the node leads");
+  if (!shards_.contains(name)) {
+    if (shards_.size() >= kMostShards) return Error(rpc::Errc::busy, "more shards than the node leads");
+    changed_.notify_all();
+  }
   Shard& shard = shards_[name];
   shard.used = runtime_.now();
   if (request.goodbye()) shard.members.erase(caller);
@@ -172,9 +177,8 @@ Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum 
     const auto key = dht::DhtId::of(key_of(options_.run_id, name));
     distance = node->distance(key);
     // Nodes of a swarm know few of those near to a key that is far from them. A leader is one of the nearest; a node
-    // that claims any number of shards is not.
-    if (nodes_within(distance, key) > kNearerNodes)
-      co_return Error(cohive::Errc::malformed, "a leader that is not near");
+    // that claims any number of shards is not, and one that has led before others came does not know it yet.
+    if (nodes_within(distance, key) > kNearerNodes) co_return ok();
   }
   Claims& claims = claims_[name];
   claims[caller] = {sum, distance, runtime_.now()};

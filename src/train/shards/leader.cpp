@@ -182,7 +182,7 @@ Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum 
   }
   Claims& claims = claims_[name];
   claims[caller] = {sum, distance, runtime_.now()};
-  std::erase_if(claims, [&](const auto& one) { return runtime_.now() - one.second.heard > kClaimLife; });
+  std::erase_if(claims, [&](const auto& one) { return !is_fresh(one.second); });
   if (claims.size() > kMostClaims)
     claims.erase(std::ranges::max_element(claims, {}, [](const auto& one) { return one.second.distance; }));
   claimed_.notify_all();
@@ -191,6 +191,10 @@ Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum 
 
 // ---- What it adds up
 
+bool ShardLeader::is_fresh(const Claim& claim) const {
+  return runtime_.now() - claim.heard <= kClaimLife;
+}
+
 /// Returns what the nearest leaders say of each shard.
 std::vector<ProgressSum> ShardLeader::shards_of(int bits, double now) const {
   std::vector<ProgressSum> shards;
@@ -198,7 +202,7 @@ std::vector<ProgressSum> ShardLeader::shards_of(int bits, double now) const {
     if (name.bits != bits) continue;
     std::vector<const Claim*> fresh;
     for (const auto& [leader, claim] : claims)
-      if (runtime_.now() - claim.heard <= kClaimLife) fresh.push_back(&claim);
+      if (is_fresh(claim)) fresh.push_back(&claim);
     std::ranges::sort(fresh, {}, &Claim::distance);
     std::vector<ProgressSum> views;
     for (std::size_t i = 0; i < std::min(kLeaders, fresh.size()); ++i) views.push_back(fresh[i]->sum);
@@ -246,7 +250,7 @@ void ShardLeader::forget_old() {
   for (auto& [name, shard] : shards_) std::erase_if(shard.members, is_gone);
   std::erase_if(shards_, [&](const auto& one) { return now - one.second.used > kShardLife; });
   std::erase_if(claims_, [&](const auto& one) {
-    return std::ranges::all_of(one.second, [&](const auto& claim) { return now - claim.second.heard > kClaimLife; });
+    return std::ranges::none_of(one.second, [&](const auto& claim) { return is_fresh(claim.second); });
   });
 }
 

@@ -58,6 +58,7 @@ class ShardLeader {
   static bool make_room(Shard& shard, const std::string& network);
   std::size_t nodes_within(const dht::DhtId& distance, const dht::DhtId& key) const;
   Task<Result<>> take_sum(PeerId caller, ShardName name, ProgressSum sum);
+  bool is_fresh(const Claim& claim) const;
   std::optional<ProgressSum> run_of(double now);
   int bits_to_tell(const ProgressSum& run);
   std::vector<ProgressSum> shards_of(int bits, double now) const;

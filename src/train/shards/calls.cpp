@@ -120,7 +120,7 @@ Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::Pr
 /// Leaders that were found when the swarm was smaller may know nodes that should lead in their place. Where half of the
 /// trainers ask others than the rest does, none of them knows all. What leaders say in vain is believed ever less.
 void ShardCalls::look_for_nearer(Place& place, const std::vector<Answer>& answers) {
-  bool found = false;
+  bool found = answers.size() < kLeaders;  // those that were found are gone, or lead no longer
   for (const auto& [leader, reply] : answers) {
     const auto at = std::ranges::find(place.nodes, leader);
     const auto rank = static_cast<std::size_t>(at - place.nodes.begin());

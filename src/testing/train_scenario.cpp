@@ -361,7 +361,7 @@ class SimulatedSwarm final : public TrainSwarm {
     report_.samples_error = samples_errors_[static_cast<std::size_t>(rank)];
   }
 
-  /// What trainers take the speed of all for, beside the time that batches take.
+  /// Compares the speed of all, as each trainer takes it, with the time that batches take.
   void compare_speeds() {
     double speed = 0;
     for (const auto& trainer : trainers_)

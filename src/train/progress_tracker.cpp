@@ -69,7 +69,7 @@ ProgressTracker::~ProgressTracker() = default;
 void ProgressTracker::start() {
   started_ = runtime_.now();
   restart_timer();
-  // Others may know that the run is large before this one has looked.
+  // This peer answers for shards before it has looked: others may know by then that the run is large.
   if (options_.sharded_above > 0) shards_->serve();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");

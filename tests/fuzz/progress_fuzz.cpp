@@ -9,6 +9,7 @@
 #include "train/exchanges/parameter_greeting.hpp"
 #include "train/link_fit.hpp"
 #include "train/progress_entry.hpp"
+#include "train/shards/calls.hpp"
 #include "train/shards/sums.hpp"
 
 namespace cohive::fuzz {
@@ -18,7 +19,6 @@ namespace {
 using namespace train;
 
 constexpr double kNow = 1.7e9, kTarget = 1e6;
-constexpr std::size_t kMostFields = 256;
 
 bool is_amount(double value) {
   return std::isfinite(value) && value >= 0;
@@ -62,7 +62,7 @@ void request(ByteView bytes) {
 
 void reply(ByteView bytes) {
   proto::ProgressReply message;
-  if (!parse_bounded(message, bytes, kMostFields)) return;
+  if (!parse_bounded(message, bytes, kMostReplyFields)) return;
   if (message.has_run()) take_sum(message.run());
   for (const auto& envelope : message.reports()) take_report(as_bytes(envelope));
 }

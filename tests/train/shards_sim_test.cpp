@@ -150,7 +150,7 @@ TEST_F(Sharded, WhoGoesToShardsIsNotTakenForGone) {
   for (const Trainer& trainer : trainers) EXPECT_TRUE(in_shards(*trainer.tracker));
 }
 
-/// Meanwhile leaders are replaced by newcomers that are nearer, and the one shard is divided.
+/// Newcomers that are nearer take the place of leaders meanwhile, and the one shard is divided.
 TEST_F(Sharded, ARunThatGrowsIsCountedAsItGrows) {
   while (trainers.size() < 160) {
     for (int i = 0; i < 8; ++i) add_trainer();

@@ -212,7 +212,8 @@ class ProgressTracker {
   bool exchanging_ = false;
   // In shards: the last look, the last answer, the last one of a run that is large enough, and the next try.
   TimePoint exchanged_{}, answered_{}, large_at_{}, not_before_{};
-  // What the leaders of the shard told last.
+  // The epoch and the trainers of the run are kept as the leaders of the shard told them last: the next look is sooner
+  // where they have changed.
   std::uint64_t run_epoch_ = 0;
   double run_trainers_ = 0;
   double changed_at_ = 0, batch_ = 0;  // Unix seconds of the last change of samples_, and how many then

@@ -1,6 +1,7 @@
 #include "calls.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/rpc/errors.hpp"
@@ -19,7 +20,6 @@ constexpr Duration kSearchAgain = 60s, kSearchSoon = 10s, kSearchAtOnce = 2s;
 constexpr Duration kAfterFailure = 30s;
 constexpr Duration kFirstRefusal = 5s, kLastRefusal = 10min;  // twice as long each time
 constexpr Duration kLeaderTime = 3s;
-constexpr std::size_t kMostFields = 256;  // of a reply
 
 }  // namespace
 
@@ -62,10 +62,10 @@ Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadlin
     for (const auto& [node, peer] : found) place.nodes.push_back(peer);
     std::erase_if(place.nearer,
                   [&](const auto& one) { return std::ranges::find(place.nodes, one.first) == place.nodes.end(); });
-    const auto leaders = static_cast<std::ptrdiff_t>(std::min(kLeaders, place.nodes.size()));
-    const bool in_vain = std::exchange(place.told, false) &&
-                         std::equal(place.nodes.begin(), place.nodes.begin() + leaders, before.begin(),
-                                    before.begin() + std::min(leaders, std::ssize(before)));
+    const std::size_t leaders = std::min(kLeaders, place.nodes.size());
+    const bool same = std::ranges::equal(std::span(place.nodes).first(leaders),
+                                         std::span(before).first(std::min(leaders, before.size())));
+    const bool in_vain = std::exchange(place.prompted, false) && same;
     place.pause = in_vain ? std::min<Duration>(2 * place.pause, kSearchAgain) : kSearchAtOnce;
     const bool enough = std::ranges::count_if(place.nodes, usable) >= static_cast<std::ptrdiff_t>(kLeaders);
     place.until = runtime.now() +
@@ -93,7 +93,7 @@ Task<void> ShardCalls::ask_one(Asking& of, std::uint32_t draw) {
       self.sent_ += size;
     }
     proto::ProgressReply read;
-    if (reply && parse_bounded(read, as_bytes(*reply), kMostFields)) {
+    if (reply && parse_bounded(read, as_bytes(*reply), kMostReplyFields)) {
       // Each of them is a signature to check.
       if (const int most = static_cast<int>(draw); read.reports_size() > most)
         read.mutable_reports()->DeleteSubrange(most, read.reports_size() - most);
@@ -120,16 +120,17 @@ Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::Pr
 /// Leaders that were found when the swarm was smaller may know nodes that should lead in their place. Where half of the
 /// trainers ask others than the rest does, none of them knows all. What leaders say in vain is believed ever less.
 void ShardCalls::look_for_nearer(Place& place, const std::vector<Answer>& answers) {
-  bool found = answers.size() < kLeaders;  // those that were found are gone, or lead no longer
+  bool prompts = answers.size() < kLeaders;  // those that were found are gone, or lead no longer
   for (const auto& [leader, reply] : answers) {
     const auto at = std::ranges::find(place.nodes, leader);
     const auto rank = static_cast<std::size_t>(at - place.nodes.begin());
     // Of what it knows some may be there no longer: the same count is news once.
     const bool news = std::exchange(place.nearer[leader], reply.nearer()) != reply.nearer();
-    found = found || (news && reply.nearer() > rank);
+    prompts = prompts || (news && reply.nearer() > rank);
   }
-  place.told = place.told || found;
-  if (found) place.until = std::min(place.until, place.searched + place.pause);
+  if (!prompts) return;
+  place.prompted = true;
+  place.until = std::min(place.until, place.searched + place.pause);
 }
 
 bool ShardCalls::is_nearer(const std::string& key, const PeerId& node) const {

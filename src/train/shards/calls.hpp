@@ -13,7 +13,8 @@
 
 namespace cohive::train {
 
-inline constexpr std::size_t kLeaders = 3;  ///< of a shard, and of the run
+inline constexpr std::size_t kLeaders = 3;            ///< of a shard, and of the run
+inline constexpr std::size_t kMostReplyFields = 256;  ///< that a leader's reply may have
 
 /// Loop thread only.
 class ShardCalls {
@@ -43,8 +44,8 @@ class ShardCalls {
   struct Place {
     std::vector<PeerId> nodes;  // nearest first
     TimePoint searched{}, until{};
-    bool told = false;                                 // by a leader that there are nearer ones
-    Duration pause{};                                  // between searches for which there is no other reason
+    bool prompted = false;                             // the answers are a reason to search again soon
+    Duration pause{};                                  // before a search for that reason
     std::unordered_map<PeerId, std::uint32_t> nearer;  // nodes than each leader, as it said last
   };
   struct Avoided {

@@ -35,7 +35,6 @@ constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
 constexpr double kWholeEnough = 0.75;  // of the shards, for a sum that Python peers see
 constexpr Duration kSparseTime = 60s;  // before there are fewer shards
 constexpr double kMoved = 0.97;        // of the trainers, that report in the wanted shards
-constexpr double kGrowing = 0.05;      // since the last sum, above which the next one is soon
 
 }  // namespace
 
@@ -83,7 +82,7 @@ Task<Result<std::string>> ShardLeader::answer(PeerId caller, std::string bytes, 
   const ShardName name{static_cast<int>(request.bits()), request.shard()};
   if (request.bits() > kMostBits || name.number >> name.bits != 0)
     co_return Error(cohive::Errc::malformed, "a shard that there cannot be");
-  // Who has found none but this node would have a run of its own here.
+  // A caller that has found no nearer node would be counted here, apart from all others.
   const auto key = dht::DhtId::of(request.root() ? root_key_of(options_.run_id) : key_of(options_.run_id, name));
   const std::size_t nearer = nodes_within(dht_.node_id().distance(key), key);
   if (nearer > kNearerNodes) co_return Error(rpc::Errc::busy, "a node that is not near leads nothing");

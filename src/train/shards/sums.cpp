@@ -145,24 +145,22 @@ std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double 
   std::vector<std::uint64_t> epochs;
   for (const ProgressSum& view : views) epochs.push_back(view.epoch);
   const std::uint64_t epoch = reached_by_most(epochs);
-  std::vector<double> samples, speeds, trainers, clients, bits, counted;
-  for (const ProgressSum& view : views) {
-    speeds.push_back(view.samples_per_second);
-    trainers.push_back(view.trainers);
-    clients.push_back(view.clients);
-    bits.push_back(view.bits);
-    counted.push_back(view.counted);
+  std::vector<double> samples;
+  for (const ProgressSum& view : views)
     if (view.epoch == epoch) samples.push_back(view.samples_at(now));
-  }
   if (samples.empty()) return std::nullopt;
-  return ProgressSum{epoch,
-                     median(samples),
-                     median(speeds),
-                     now,
-                     median(trainers),
-                     median(clients),
-                     static_cast<int>(median(bits)),
-                     static_cast<int>(median(counted))};
+  const auto middle = [views](auto ProgressSum::* what) {
+    std::vector<double> told;
+    for (const ProgressSum& view : views) told.push_back(view.*what);
+    return median(told);
+  };
+  ProgressSum sum{.epoch = epoch, .samples = median(samples), .time = now};
+  sum.samples_per_second = middle(&ProgressSum::samples_per_second);
+  sum.trainers = middle(&ProgressSum::trainers);
+  sum.clients = middle(&ProgressSum::clients);
+  sum.bits = static_cast<int>(middle(&ProgressSum::bits));
+  sum.counted = static_cast<int>(middle(&ProgressSum::counted));
+  return sum;
 }
 
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) {

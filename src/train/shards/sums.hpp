@@ -37,6 +37,9 @@ struct ShardName {
   friend auto operator<=>(const ShardName&, const ShardName&) = default;
 };
 inline constexpr int kMostBits = 10;
+/// A share of the trainers that have come since they were counted last: where it is larger, they are counted again
+/// soon.
+inline constexpr double kGrowing = 0.05;
 
 /// Returns the shard that a trainer reports in.
 ShardName shard_of(const std::string& run_id, const PeerId& trainer, int bits);

@@ -14,7 +14,6 @@ namespace {
 constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
 constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s;
 constexpr double kLongestHalfBatch = 60;  // seconds
-constexpr double kGrowth = 0.05;          // since the last look, above which the next one is soon
 constexpr Duration kGoodbyeTime = 10s;
 constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
 
@@ -115,7 +114,7 @@ void ProgressTracker::count_run(const ProgressSum& run, GlobalProgress& global) 
   // Of an epoch that has just begun the next look tells more, and of a run that grows.
   const bool known_before = std::exchange(run_epoch_, run.epoch) == run.epoch;
   const double grown = run.trainers - std::exchange(run_trainers_, run.trainers);
-  if (run.epoch >= epoch_ && known_before && grown <= kGrowth * run.trainers)
+  if (run.epoch >= epoch_ && known_before && grown <= kGrowing * run.trainers)
     next_fetch_ = runtime_.now() + kExchangeAgain;
 }
 

@@ -5,6 +5,7 @@
 #include "cohive/testing/cheap_keys.hpp"
 #include "dht/dht_swarm.hpp"
 #include "scenarios/progress_record.hpp"
+#include "train/progress_entry.hpp"
 
 namespace cohive::train {
 namespace {
@@ -298,6 +299,26 @@ TEST_F(Progress, MembersOfARoundAreNotTakenToHaveTrainedMeanwhile) {
   EXPECT_NEAR(first.snapshot().eta - now, kTarget / 20, 5);
   swarm.run(first.refresh());
   EXPECT_NEAR(first.snapshot().eta - now, kTarget / 20, 5) << "nor by the next look";
+}
+
+TEST_F(Progress, OthersReckonFromTheMiddleOfTheNextBatch) {
+  auto& first = add_trainer();
+  const auto told = [&] {
+    const auto record = swarm.run(nodes.front()->get("run_progress", true));
+    const auto entry =
+        record ? read_entry(record->entries().front().first, record->entries().front().second.value, kTarget)
+               : std::nullopt;
+    return entry ? entry->time : 0;
+  };
+  for (int batch = 1; batch <= 20; ++batch) {
+    swarm.pass(100ms);
+    first.report(0, 10 * batch);
+  }
+  const double end = nodes.front()->now();
+  swarm.pass(1s);  // by when it is stored, together with those before it
+  EXPECT_NEAR(told(), end + 0.05, 0.01);
+  swarm.pass(5min);
+  EXPECT_GT(told(), end + 200) << "a long batch is no old report";
 }
 
 TEST_F(Progress, AClockThatIsSetBackMakesNobodyInfinitelyFast) {

@@ -20,6 +20,7 @@ constexpr Duration kRoutingTimeout = 10s;
 constexpr Duration kIdle = 60s;
 constexpr Duration kPatience = 3s;      // with the addresses a lookup found, before it goes on
 constexpr Duration kPollInterval = 3s;  // after that, while a dial hangs; a peer that needs relays has some in 4 s
+constexpr Duration kAfterRefusal = 3s;  // for a lookup of a peer whose process has ended: it may be back elsewhere
 constexpr Duration kSelfLookupPeriod = 10min;
 constexpr Duration kAlonePeriod = 1min;  // between attempts to come back when no connection is left
 constexpr std::size_t kMaxRejoinDials = 8;
@@ -115,15 +116,17 @@ Task<void> PeerRouting::dial_known(PeerRouting& routing, PeerId peer, Deadline d
 }
 
 /// The known addresses first. When they fail or there are none, whatever a lookup finds; also when they take long: a
-/// firewall may drop the dials, and the swarm know a relay.
+/// firewall may drop the dials, and the swarm know a relay. A lookup that asks peers which sleep takes all its time: the
+/// one for a peer whose process has ended, which is seldom back elsewhere, is short.
 Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   Self& self = routing.self_;
-  const Deadline deadline = self.runtime.after(self.options.connect_timeout);
+  Deadline deadline = self.runtime.after(self.options.connect_timeout);
   KnownDials known{Event(self.runtime, "known addresses")};
   Nursery dialling(self.runtime, "known addresses");
   dialling.spawn(dial_known(routing, peer, deadline, known), "known addresses");
   const bool over = co_await known.done.wait(deadline.min(self.runtime.after(kPatience)));
   if ((over && known.result) || routing.table_.connected(peer)) co_return ok();
+  if (over && routing.dialler_.refuses(peer)) deadline = deadline.min(self.runtime.after(kAfterRefusal));
   auto slot = co_await routing.lookup_slots_.acquire(1, deadline);
   if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to look the peer up");
   auto race = routing.dialler_.race(peer);

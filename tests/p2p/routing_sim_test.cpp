@@ -125,6 +125,26 @@ TEST_F(PeerRouting, AfterAFailedDialThePeersAddressesAreLookedUpAgain) {
   swarm.run(hub.close());
 }
 
+TEST_F(PeerRouting, APeerWhoseProcessHasEndedIsSoonGivenUpThoughThoseWhoMayKnowItSleep) {
+  auto& hub = swarm.add_host();
+  auto& alice = join(hub);
+  auto& bob = join(hub);
+  std::set<std::string> sleepers{Swarm::ip(1)};
+  for (std::size_t number = 4; number <= 9; ++number) {
+    join(hub);
+    sleepers.insert(Swarm::ip(number));
+  }
+  swarm.pass(30s);
+  ASSERT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(5s))));
+  const PeerId gone = bob.id();
+  swarm.fabric().kill(Swarm::ip(3));
+  swarm.fabric().partition({Swarm::ip(2)}, sleepers);
+  swarm.pass(1s);
+  const TimePoint began = swarm.runtime().now();
+  EXPECT_FALSE(swarm.run(alice.connect(gone, swarm.after(30s))));
+  EXPECT_LE(swarm.runtime().now() - began, 4s);
+}
+
 TEST_F(PeerRouting, APeerIsFoundThoughALiarNamesWrongAddressesForIt) {
   auto& hub = swarm.add_host();
   auto& bob = join(hub);

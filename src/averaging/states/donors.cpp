@@ -192,7 +192,9 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     std::set<PeerId> undeclared;  // may share nothing: their failures say nothing of the donors
     for (const auto& donor : co_await find_donors(dht, setup, pass == 0)) {
       if (is_liar(donor.peer) || donor.priority < setup.min_priority) continue;
-      (donor.priority <= setup.max_priority ? believed : others_last).push_back(donor.peer);
+      // Whose process has ended, which may be back, holds no vote up.
+      const bool first = donor.priority <= setup.max_priority && !dht.host().refuses(donor.peer);
+      (first ? believed : others_last).push_back(donor.peer);
       if (!donor.declared) undeclared.insert(donor.peer);
     }
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);

@@ -16,7 +16,7 @@ constexpr std::size_t kBeam = 5;  // nodes that a search asks; it names twice as
 constexpr std::size_t kMostPlaces = 64;
 constexpr std::size_t kMostAvoided = 4096;
 // A search costs as much as a minute of reports. A node that has come meanwhile and is nearer is one of three leaders.
-constexpr Duration kSearchAgain = 60s, kSearchSoon = 10s, kSearchAtOnce = 2s;
+constexpr Duration kSearchAgain = 60s, kSearchAtOnce = 2s;
 constexpr Duration kAfterFailure = 30s;
 constexpr Duration kFirstRefusal = 5s, kLastRefusal = 10min;  // twice as long each time
 constexpr Duration kLeaderTime = 3s;
@@ -67,9 +67,7 @@ Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadlin
                                          std::span(before).first(std::min(leaders, before.size())));
     const bool in_vain = std::exchange(place.prompted, false) && same;
     place.pause = in_vain ? std::min<Duration>(2 * place.pause, kSearchAgain) : kSearchAtOnce;
-    const bool enough = std::ranges::count_if(place.nodes, usable) >= static_cast<std::ptrdiff_t>(kLeaders);
-    place.until = runtime.now() +
-                  (enough ? from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2)) : kSearchSoon);
+    place.until = runtime.now() + from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2));
   }
   std::vector<PeerId> nodes = places_[key].nodes;
   std::erase_if(nodes, [&](const PeerId& node) { return !usable(node); });

@@ -116,8 +116,8 @@ Task<void> PeerRouting::dial_known(PeerRouting& routing, PeerId peer, Deadline d
 }
 
 /// The known addresses first. When they fail or there are none, whatever a lookup finds; also when they take long: a
-/// firewall may drop the dials, and the swarm know a relay. A lookup that asks peers which sleep takes all its time: the
-/// one for a peer whose process has ended, which is seldom back elsewhere, is short.
+/// firewall may drop the dials, and the swarm know a relay. A lookup that asks peers which sleep takes all its time:
+/// the one for a peer whose process has ended, which is seldom back elsewhere, is short.
 Task<Result<>> PeerRouting::search(PeerRouting& routing, PeerId peer) {
   Self& self = routing.self_;
   Deadline deadline = self.runtime.after(self.options.connect_timeout);

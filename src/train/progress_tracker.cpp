@@ -202,7 +202,7 @@ void ProgressTracker::publish() {
 Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> deadline) {
   using namespace msgpack;
   const double now = dht_.now();
-  // Others reckon from then on, whenever they come to know of it. A long batch is no old report.
+  // A report may wait to be stored. What is done since its time, others reckon. A long batch makes it no old one.
   const double time = std::clamp(own_report().time, now - to_seconds(options_.metadata_expiration) / 2, now);
   const double expiration = dht::later_expiration(now + to_seconds(options_.metadata_expiration), newest_expiration_);
   Value record;

@@ -215,7 +215,7 @@ Task<bool> CatchingUp::is_borne_out(std::uint64_t epoch, std::uint64_t GlobalPro
   co_await run_.tracker.refresh();
   for (;;) {
     const GlobalProgress global = run_.tracker.snapshot();
-    if (global.met == 0 || epoch <= std::max(global.*by, run_.counts.epoch()) + kLead) co_return true;
+    if (!global.in_touch || epoch <= std::max(global.*by, run_.counts.epoch()) + kLead) co_return true;
     if (run_.runtime.now() >= end.at()) co_return false;
     co_await run_.tracker.news(end);
   }
@@ -239,7 +239,7 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
         how.known.emplace_back(trainer.peer, static_cast<double>(trainer.epoch));
   how.last = std::move(last);
   how.alike = are_near;
-  if (global.met > 0) how.max_priority = static_cast<double>(std::max(global.claimed, run_.counts.epoch()) + kLead);
+  if (global.in_touch) how.max_priority = static_cast<double>(std::max(global.claimed, run_.counts.epoch()) + kLead);
   how.min_priority = static_cast<double>(least_epoch);
   const bool asks_known = !how.known.empty();
   auto state = co_await run_.sharing.download(std::move(how));
@@ -449,7 +449,7 @@ Task<void> CatchingUp::prove_claims(CatchingUp& self) {
   for (;;) {
     co_await self.run_.tracker.news();
     const GlobalProgress global = self.run_.tracker.snapshot();
-    const std::uint64_t lead = global.met > 0 ? 1 : 0;  // of two that have averaged, one may end the epoch first
+    const std::uint64_t lead = global.in_touch ? 1 : 0;  // of two that have averaged, one may end the epoch first
     if (self.run_.options.auxiliary || self.run_.ended || !self.joined() || self.proof_ || self.rounds_.suspended() ||
         global.claimed <= std::max(global.epoch, self.run_.counts.epoch()) + lead ||
         !doubt.is_over(self.run_.runtime.now()))

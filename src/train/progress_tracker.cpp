@@ -113,7 +113,7 @@ bool ProgressTracker::in_company(Duration grace) const {
 Task<void> ProgressTracker::epoch_passed(std::uint64_t epoch) {
   for (;;) {
     const GlobalProgress global = snapshot();
-    if (global.epoch > epoch || (global.met == 0 && heard_ > epoch)) co_return;
+    if (global.epoch > epoch || (!global.in_touch && heard_ > epoch)) co_return;
     co_await seen_.wait();
   }
 }
@@ -403,22 +403,29 @@ void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
   });
 }
 
-/// The members of a round reach an epoch together.
+/// The members of a round reach an epoch together. Of many trainers, from whose reports some are drawn, few are
+/// connected.
 void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
-  std::vector<std::uint64_t> met, strangers, connected;
+  std::vector<std::uint64_t> all, met, connected;
+  bool reaches_one = drawn_;
   for (const Entry& entry : entries) {
     if (entry.client || entry.marker == key_->ownership_marker()) continue;
+    const bool is_connected = entry.peer && dht_.host().connected(*entry.peer);
     if (!entry.peer || !is_met(*entry.peer)) {
-      strangers.push_back(entry.epoch);
-      if (entry.peer && dht_.host().connected(*entry.peer)) connected.push_back(entry.epoch);
+      if (is_connected) connected.push_back(entry.epoch);
     } else if (!is_absent(*entry.peer)) {
       met.push_back(entry.epoch);
+      reaches_one = reaches_one || is_connected;
+    } else {
+      continue;
     }
+    all.push_back(entry.epoch);
   }
   heard_ = reached_by_most(connected);
   global.met = met.size();
-  global.epoch = std::max(epoch_, reached_by_most(met));
-  const auto& claims = met.empty() ? strangers : met;
+  global.in_touch = !met.empty() && reaches_one;
+  global.epoch = global.in_touch ? std::max(epoch_, reached_by_most(met)) : epoch_;
+  const auto& claims = global.in_touch ? met : all;
   global.claimed = claims.empty() ? global.epoch : std::max(global.epoch, std::ranges::max(claims));
 }
 

@@ -361,5 +361,30 @@ TEST_F(Progress, MostOfThoseThatItHasAveragedWithDecide) {
   EXPECT_EQ(epoch_of_first(), 30u);
 }
 
+/// A report outlives the connection to its trainer, as of one that sleeps.
+TEST_F(Progress, WhatIsLeftOfTrainersOutOfReachDoesNotBoundTheRun) {
+  for (int i = 0; i < 3; ++i) add_trainer();
+  for (int i = 0; i < 3; ++i)
+    for (auto& tracker : trackers) train(*tracker, 1, 1, 1);
+  auto& first = *trackers[0];
+  const PeerId companion = swarm.host(1).id();
+  first.met({companion});
+  trackers[2]->report(30, 1);
+  swarm.pass(3s);
+  swarm.run(first.refresh());
+  ASSERT_TRUE(first.snapshot().in_touch);
+  EXPECT_EQ(first.snapshot().claimed, 1u);
+  swarm.fabric().crash(sim::Swarm::ip(2));
+  while (swarm.host(0).connected(companion)) {
+    swarm.pass(1s);
+    trackers[2]->report(30, 1);
+  }
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().met, 1u) << "its report is still there";
+  EXPECT_FALSE(first.snapshot().in_touch);
+  EXPECT_EQ(first.snapshot().epoch, 1u);
+  EXPECT_EQ(first.snapshot().claimed, 30u) << "worth a proof, as to a newcomer";
+}
+
 }  // namespace
 }  // namespace cohive::train

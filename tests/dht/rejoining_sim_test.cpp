@@ -41,7 +41,7 @@ TEST_F(Rejoining, ANodeWhoseNetworkWasAwayIsBackByItself) {
   EXPECT_EQ(nodes[7]->table_size(), 0u);
   EXPECT_EQ(nodes[3]->table_size(), 6u);
   swarm.fabric().heal();
-  swarm.pass(2min);
+  swarm.pass(25s);
   expect_that_all_read_what_all_store();
   EXPECT_EQ(nodes[7]->table_size(), 7u);
 }

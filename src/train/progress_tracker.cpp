@@ -277,10 +277,12 @@ std::size_t ProgressTracker::expected_of(const GlobalProgress& progress) const {
 void ProgressTracker::dial_strangers() {
   if (dialling_ || drawn_) return;
   const TimePoint now = runtime_.now();
-  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second + kDialAgain; });
+  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second.again && !reports_.contains(one.first); });
   for (const auto& [peer, report] : reports_) {
     if (report.client || peer == dht_.host().id() || is_met(peer) || dht_.host().connected(peer)) continue;
-    if (!dialled_.try_emplace(peer, now).second) continue;
+    Dial& last = dialled_[peer];
+    if (now < last.again) continue;
+    last.again = now + kDialAgain;
     dialling_ = true;
     return tasks_.spawn(dial(*this, peer), "dial a trainer");
   }
@@ -289,7 +291,15 @@ void ProgressTracker::dial_strangers() {
 Task<void> ProgressTracker::dial(ProgressTracker& self, PeerId stranger) {
   const bool reached = (co_await self.dht_.host().connect(stranger, self.runtime_.after(kDialTime))).has_value();
   self.dialling_ = false;
+  self.dialled_[stranger].in_vain = !reached;
   if (reached) self.set(self.snapshot());
+}
+
+/// Reporting trainers that could not be reached when they were dialled last.
+std::size_t ProgressTracker::dialled_in_vain() const {
+  return static_cast<std::size_t>(std::ranges::count_if(dialled_, [this](const auto& one) {
+    return one.second.in_vain && reports_.contains(one.first) && !dht_.host().connected(one.first);
+  }));
 }
 
 std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
@@ -501,9 +511,11 @@ double ProgressTracker::until_target(const GlobalProgress& global) const {
   return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
 }
 
-/// The record grows with the peers, and so does the number of its readers.
+/// The record grows with the peers, and so does the number of its readers. Reports of peers that are not there must not
+/// make all others look less often.
 Duration ProgressTracker::least_period(std::size_t peers) const {
-  return std::clamp<Duration>(from_seconds(static_cast<double>(peers) * kRefreshPerPeer), options_.min_refresh_period,
+  const std::size_t readers = drawn_ ? peers : reports_.size() - dialled_in_vain();
+  return std::clamp<Duration>(from_seconds(static_cast<double>(readers) * kRefreshPerPeer), options_.min_refresh_period,
                               options_.max_refresh_period);
 }
 

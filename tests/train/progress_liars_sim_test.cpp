@@ -159,6 +159,32 @@ TEST_F(ProgressCrowds, AreNotWaitedFor) {
   EXPECT_EQ(first.snapshot().expected, 2u);
 }
 
+/// Of a large run's record each of many readers looks less often.
+TEST_F(ProgressCrowds, ThatAreNotThereMakeNobodyLookLessOften) {
+  auto &first = add_trainer(), &second = add_trainer();
+  int looks = 0;
+  TaskGroup tasks(swarm.runtime(), "looks");
+  tasks.spawn([](ProgressTracker& tracker, int& count) -> Task<void> {
+    for (;; ++count) co_await tracker.news();
+  }(first, looks), "count");
+  const auto looks_in_20_seconds = [&] {
+    looks = 0;
+    for (int i = 0; i < 20; ++i)
+      for (auto* tracker : {&first, &second}) train(*tracker, 0, kTarget, 1);  // the epoch may end at any moment
+    return looks;
+  };
+  meet();
+  looks_in_20_seconds();
+  const int before = looks_in_20_seconds();
+  for (std::size_t i = 0; i < 60; ++i) {
+    const auto made_up = KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(i + 100))).peer_id();
+    report_as(i % 2 == 0 ? made_up.bytes() : as_bytes("no peer id"), 0);
+  }
+  looks_in_20_seconds();  // they are dialled
+  EXPECT_GE(looks_in_20_seconds(), before - 2);
+  tasks.cancel();
+}
+
 TEST_F(ProgressCrowds, APeerThatNeverComesHoldsTwoRoundsUp) {
   auto &first = add_trainer(), &second = add_trainer();
   for (auto* tracker : {&first, &second}) train(*tracker, 0, 10, 2);

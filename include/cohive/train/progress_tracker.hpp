@@ -168,6 +168,7 @@ class ProgressTracker {
   bool is_absent(const PeerId& peer) const;
   std::size_t expected_of(const GlobalProgress& progress) const;
   void dial_strangers();
+  std::size_t dialled_in_vain() const;
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
   bool trains() const;
   ShardReport own_report() const;
@@ -241,7 +242,11 @@ class ProgressTracker {
   std::unordered_map<PeerId, Absence> absent_;
   std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
       met_;                                        // the same as it was then; empty: it had not reported yet
-  std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection
+  struct Dial {
+    TimePoint again{};  // not before
+    bool in_vain = false;
+  };
+  std::unordered_map<PeerId, Dial> dialled_;  // strangers without a connection
   bool dialling_ = false;
   std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
   std::unique_ptr<ProgressShards> shards_;

@@ -10,7 +10,7 @@
 namespace cohive::dht {
 namespace {
 
-constexpr Duration kFirstRetry = 1s, kLastRetry = 15s;  // of a node that knows no other: its line may be back at any time
+constexpr Duration kFirstRetry = 1s, kLastRetry = 15s;  // of a node that knows no other: its line may be back
 // Between two looks for an initial peer that is missing from the table. A table that is full lacks it for no reason.
 constexpr Duration kLookPeriod = 60s, kLookPeriodOfMany = 600s;
 

@@ -80,22 +80,24 @@ Task<void> Bundles::tend(Bundles& bundles, PeerId peer) {
 /// Waits for a transfer that lasts; nullopt when this side has no bundle to begin any more.
 Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& measuring) {
   std::vector<double> rates;
-  Duration round_trip{};
+  Duration longest{};  // of the looks that count: one queue shows that the path is full
   for (int quiet = 0; rates.size() < kLooks;) {
     co_await self_.runtime.sleep_for(quiet < kQuietLooks ? kLook : kQuietLook);
     const ConnectionEntryPtr carrier = candidate(peer);
     if (!carrier) co_return std::nullopt;
     table_.close_spare_members(peer);
     const auto stats = carrier->connection->stats();
-    round_trip = stats.path_round_trip > Duration::zero() ? stats.path_round_trip : carrier->connection->round_trip();
+    const Duration round_trip =
+        stats.path_round_trip > Duration::zero() ? stats.path_round_trip : carrier->connection->round_trip();
     if (round_trip > Duration::zero()) measuring.shortest = std::min(measuring.shortest, round_trip);
     const double rate = measuring.rate_since(carried(peer), self_.runtime.now());
     const bool counts = rate >= kBusy && round_trip >= kLongPath;
     quiet = counts ? 0 : quiet + 1;
+    longest = rates.empty() ? round_trip : std::max(longest, round_trip);
     counts ? rates.push_back(rate) : rates.clear();
   }
   std::ranges::sort(rates);
-  co_return LaneGrowth::Load{rates[kLooks / 2], round_trip, measuring.shortest};
+  co_return LaneGrowth::Load{rates[kLooks / 2], longest, measuring.shortest};
 }
 
 /// Bytes that have come from a peer, and that have come to it.

@@ -12,10 +12,13 @@ namespace {
 
 constexpr Duration kPeriod = 15s;           // the shortest round trip is that of one or two of these
 constexpr Duration kLeastRoundTrip = 20ms;  // a busy peer may take as long to acknowledge
-constexpr double kGain = 1.5;               // of what the path holds
+constexpr double kGain = 1.4;               // of what the path holds
 constexpr double kFirstGain = 2.5;          // while the rate still grows
 constexpr double kGrowth = 1.25;            // is much
 constexpr double kQueueing = 1.5;           // of the shortest round trip: there is a queue
+constexpr double kForeign = 1.25;           // times the round trip that all that may be on its way makes
+constexpr int kLongestQueue = 6;            // times as long as the shortest round trip, that is followed
+constexpr int kPatience = 24;               // windows with such a queue: what was on its way is gone by then
 constexpr int kLevel = 3;                   // windows without growth end the beginning
 constexpr Duration kShortPath = 5ms;
 constexpr Duration kShortestPause = 1ms, kLongestPause = 20ms;
@@ -35,8 +38,24 @@ void FlightLimit::observe(TimePoint now, std::uint64_t delivered, std::uint64_t 
   }
   if (limit_ != kNone && in_flight < bytes() / 2) full_ = false;
   if (now - windows_[(count_ - 1) % kAveraged].begin < length) return;
+  note_queue();
   note_window(now, delivered, round_trip);
   begin_window(now, delivered);
+}
+
+/// The round trip where all that may be on its way fills the path.
+Duration FlightLimit::own_queue() const {
+  const double rate = std::max({best_, best_before_, 1.0});
+  return from_seconds(std::max(kGain * to_seconds(usual_length()), static_cast<double>(kLeast) / rate));
+}
+
+/// One short round trip in a window shows that the queue was this connection's own.
+void FlightLimit::note_queue() {
+  const Duration least = std::exchange(least_, Duration::max());
+  const bool short_one = to_seconds(least) <= kForeign * to_seconds(own_queue());
+  if (short_one || !draining_) queued_ = short_one ? 0 : queued_ + 1;
+  if (queued_ == 0) among_others_ = Duration::zero();
+  if (queued_ >= kPatience) among_others_ = std::min(least, kLongestQueue * usual_length());
 }
 
 void FlightLimit::has_room(TimePoint now, Duration round_trip) {
@@ -59,11 +78,13 @@ void FlightLimit::note_round_trip(TimePoint now, Duration round_trip) {
     const bool recent = period_ != TimePoint::min() && now - period_ < 2 * kPeriod;
     shortest_before_ = recent ? shortest_ : Duration::max();
     shortest_ = Duration::max();
+    best_before_ = std::exchange(best_, 0);
     draining_ = recent && std::exchange(busy_, true);
     period_ = now;
   }
   shortest_ = std::min(shortest_, round_trip);
-  if (draining_ && now - period_ > 2 * usual_length()) draining_ = false;
+  least_ = std::min(least_, round_trip);
+  if (draining_ && now - period_ > 2 * way()) draining_ = false;
 }
 
 double FlightLimit::rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const {
@@ -95,8 +116,10 @@ void FlightLimit::note_window(TimePoint now, std::uint64_t delivered, Duration r
 void FlightLimit::note_rate(double rate) {
   rates_[next_rate_++ % kRates] = rate;
   fastest_ = *std::ranges::max_element(rates_);
-  const double room = (beginning_ ? kFirstGain : kGain) * fastest_ * to_seconds(usual_length());
+  best_ = std::max(best_, fastest_);
+  const double room = (beginning_ ? kFirstGain : kGain) * fastest_ * to_seconds(way());
   limit_ = std::max(kLeast, static_cast<std::uint64_t>(room));
+  empty_ = static_cast<std::uint64_t>(fastest_ * to_seconds(usual_length()) / 3);
 }
 
 double FlightLimit::rate() const noexcept {

@@ -3,11 +3,11 @@
 // A kernel sends as much as the peer's window allows, whatever the path carries: what does not fit waits in the queue
 // of the thinnest link, delays all that shares it, and is dropped when the queue is full. (BBR does so in particular
 // where the peer's window, not the link, bounds it: it takes that for an application that has little to send, and goes
-// on as at its start, at 2.9 times the rate of the link.) A path is full with its rate times its round trip; half as
-// much more bridges what varies. The rate is what arrives per second. Acknowledgements that share a full queue on their
-// way back come in bursts, so it is counted over several round trips. The round trip is the shortest of the last half
-// minute, so that beside connections that fill the queue this one does not starve; now and then the queue is let run
-// empty for it.
+// on as at its start, at 2.9 times the rate of the link.) A path is full with its rate times its round trip; two
+// fifths more bridge what varies. The rate is what arrives per second. Acknowledgements that share a full queue on
+// their way back come in bursts, so it is counted over several round trips. The round trip is the shortest of the last
+// half minute; now and then the queue is let run empty for it. Where the queue stays long although so little is on its
+// way, others fill it: the round trip is what it is then, or this connection would starve beside them.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ namespace cohive::transport {
 class FlightLimit {
  public:
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
-  static constexpr std::uint64_t kLeast = 256 * 1024;  // always allowed: no more than yamux's first window
-  static constexpr std::uint64_t kFew = kLeast / 2;    // below, there has been little to send
+  static constexpr std::uint64_t kLeast = 64 * 1024;  // always allowed: 26 ms of a home uplink of 20 Mbit/s
+  static constexpr std::uint64_t kFew = kLeast / 2;   // below, there has been little to send
 
   /// Takes what the kernel tells before a write.
   /// \param delivered   bytes that the peer has acknowledged, in whatever order, since the connection began
@@ -34,7 +34,7 @@ class FlightLimit {
   void has_room(TimePoint now, Duration round_trip);
 
   /// Bytes that may be on their way; kNone while nothing is known.
-  std::uint64_t bytes() const noexcept { return draining_ ? std::max(kLeast, limit_ / 4) : limit_; }
+  std::uint64_t bytes() const noexcept { return draining_ ? std::max(kLeast, empty_) : limit_; }
   /// Bytes per second that the path carries; 0 while that is being found out, and on short paths, whose queues are soon
   /// empty again.
   double rate() const noexcept;
@@ -50,10 +50,13 @@ class FlightLimit {
   void note_round_trip(TimePoint now, Duration round_trip);
   void begin_window(TimePoint now, std::uint64_t delivered);
   void note_window(TimePoint now, std::uint64_t delivered, Duration round_trip);
+  void note_queue();
   void note_rate(double rate);
   double rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const;
   Duration shortest() const { return std::min(shortest_, shortest_before_); }
   Duration usual_length() const;
+  Duration way() const { return std::max(usual_length(), among_others_); }
+  Duration own_queue() const;
 
   static constexpr std::size_t kAveraged = 4, kRates = 8;
   TimePoint last_ = TimePoint::min();
@@ -64,12 +67,16 @@ class FlightLimit {
   TimePoint period_ = TimePoint::min();                                      // when this one began
   bool busy_ = true;                                                         // all of this period
   bool draining_ = false;                                                    // the queue, at the beginning of a period
+  Duration least_ = Duration::max();                                         // round trip in the newest window
+  int queued_ = 0;                                                           // windows without a short round trip
+  Duration among_others_ = Duration::zero();                                 // round trip in the queue of others
   bool beginning_ = true;                                                    // the rate still grows
   int level_ = 0;                                                            // windows of the beginning without growth
   std::array<double, kRates> rates_{};                                       // bytes per second
   std::size_t next_rate_ = 0;
-  double fastest_ = 0;  // of these
-  std::uint64_t limit_ = kNone;
+  double fastest_ = 0;                           // of these
+  double best_ = 0, best_before_ = 0;            // of this period, and of the last one
+  std::uint64_t limit_ = kNone, empty_ = kNone;  // bytes on their way; so many leave the queue empty
 };
 
 /// What the kernel knows of a TCP connection.

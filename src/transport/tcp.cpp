@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include <algorithm>
+#include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <cerrno>
@@ -34,6 +35,7 @@ constexpr int kBacklog = 1024;
 // minute. Until then no dial from the listening port reaches that peer, as a hole to be punched needs it.
 constexpr int kAnswersRepeated = 1;
 constexpr std::size_t kMaxGather = 64;
+constexpr std::size_t kLeastWrite = 8 * 1024;  // where there is room at all
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
 constexpr double kPacing = 1.25;               // of what the path has carried, so that more is found out
@@ -205,12 +207,9 @@ class TcpConnection final : public RawConnection {
       if (!buffer.empty()) pending.push_back({const_cast<std::uint8_t*>(buffer.data()), buffer.size()});
     std::size_t first = 0;
     while (first < pending.size()) {
-      co_await wait_for_room();
+      const std::size_t room = co_await wait_for_room();
       if (!descriptor_.is_open()) co_return Error(cohive::Errc::closed, remote_.text());
-      msghdr message{};
-      message.msg_iov = &pending[first];
-      message.msg_iovlen = std::min(pending.size() - first, kMaxGather);
-      const ssize_t count = ::sendmsg(descriptor_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+      const ssize_t count = send_some(std::span(pending).subspan(first), room);
       if (count < 0) {
         if (errno == EINTR) continue;
         if (errno != EAGAIN && errno != EWOULDBLOCK) co_return failure();
@@ -255,18 +254,36 @@ class TcpConnection final : public RawConnection {
   }
 
  private:
-  /// Waits while more is on its way than the path holds.
-  Task<void> wait_for_room() {
+  /// Sends as much as the socket takes at once, `room` bytes at most.
+  ssize_t send_some(std::span<const iovec> buffers, std::size_t room) {
+    std::array<iovec, kMaxGather> fitting;
+    std::size_t count = 0;
+    for (; count < std::min(buffers.size(), kMaxGather) && room > 0; ++count) {
+      fitting[count] = {buffers[count].iov_base, std::min(buffers[count].iov_len, room)};
+      room -= fitting[count].iov_len;
+    }
+    msghdr message{};
+    message.msg_iov = fitting.data();
+    message.msg_iovlen = count;
+    return ::sendmsg(descriptor_.native_handle(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+  /// Waits while more is on its way than the path holds. Returns how many bytes there is room for.
+  Task<std::size_t> wait_for_room() {
     while (!same_machine_ && descriptor_.is_open()) {
       const std::size_t in_flight = undelivered();
       const TcpProgress progress = tcp_progress(descriptor_.native_handle());
-      if (in_flight < FlightLimit::kFew) co_return flight_.has_room(runtime_.now(), progress.round_trip);
-      flight_.observe(runtime_.now(), progress.delivered, in_flight, progress.round_trip);
-      pace();
-      const Duration pause = flight_.pause(in_flight);
-      if (pause == Duration::zero()) co_return;
+      const bool few = in_flight < FlightLimit::kFew;
+      if (few)
+        flight_.has_room(runtime_.now(), progress.round_trip);
+      else
+        flight_.observe(runtime_.now(), progress.delivered, in_flight, progress.round_trip);
+      if (!few) pace();
+      const Duration pause = few ? Duration::zero() : flight_.pause(in_flight);
+      if (pause == Duration::zero())
+        co_return std::max<std::uint64_t>(kLeastWrite, flight_.bytes() - std::min(flight_.bytes(), in_flight));
       co_await runtime_.sleep_for(pause);
     }
+    co_return std::numeric_limits<std::size_t>::max();
   }
   /// What may be on its way would otherwise leave in one burst after a pause, into the queue of the thinnest link.
   void pace() {

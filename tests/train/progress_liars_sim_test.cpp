@@ -164,9 +164,11 @@ TEST_F(ProgressCrowds, ThatAreNotThereMakeNobodyLookLessOften) {
   auto &first = add_trainer(), &second = add_trainer();
   int looks = 0;
   TaskGroup tasks(swarm.runtime(), "looks");
-  tasks.spawn([](ProgressTracker& tracker, int& count) -> Task<void> {
-    for (;; ++count) co_await tracker.news();
-  }(first, looks), "count");
+  tasks.spawn(
+      [](ProgressTracker& tracker, int& count) -> Task<void> {
+        for (;; ++count) co_await tracker.news();
+      }(first, looks),
+      "count");
   const auto looks_in_20_seconds = [&] {
     looks = 0;
     for (int i = 0; i < 20; ++i)

@@ -18,6 +18,7 @@ class Path {
   double rate = 12.5e6;  // bytes per second
   Duration round_trip = 100ms;
   Duration burst = 1ms;  // acknowledgements come together so often
+  double others = 0;     // bytes of others that are always in its queue
   FlightLimit limit;
 
   /// Sends as much as may be sent.
@@ -54,7 +55,7 @@ class Path {
     const auto flying = static_cast<std::uint64_t>(in_flight());
     const bool socket_is_full = pace_<kUnpaced&& static_cast<double>(sent_) - paced_> kWrite;
     if (flying > 8 << 20 || socket_is_full) return false;  // the first is the peer's window
-    const Duration queued = from_seconds((paced_ - left_) / rate);
+    const Duration queued = from_seconds((paced_ - left_ + others) / rate);
     if (flying < FlightLimit::kFew) {
       limit.has_room(now_, round_trip + queued);
       return true;
@@ -67,7 +68,8 @@ class Path {
     most_in_flight = std::max(most_in_flight, in_flight());
     now_ += kTick;
     paced_ = std::min(paced_ + pace_ * to_seconds(kTick), static_cast<double>(sent_));
-    left_ = std::min(left_ + rate * to_seconds(kTick), paced_);
+    const double ours = paced_ - left_;
+    left_ = std::min(left_ + rate * to_seconds(kTick) * (others > 0 ? ours / (ours + others) : 1), paced_);
     on_way_.push_back({now_ + round_trip, left_});
     while (!on_way_.empty() && on_way_.front().first <= now_) {
       delivered_ = std::max(delivered_, on_way_.front().second);
@@ -150,6 +152,26 @@ TEST(FlightLimit, AQueueOfItsOwnIsNoLongerWay) {
   path.most_in_flight = 0;
   path.send_for(40s);
   EXPECT_LT(path.most_in_flight, 1.8 * path.holds()) << "periods that were busy throughout let the queue run empty";
+}
+
+/// Connections that send by losses alone keep the queue of the thinnest link full.
+TEST(FlightLimit, DoesNotStarveBesideOthersThatFillTheQueue) {
+  for (const double rate : {2.5e6, 12.5e6}) {
+    SCOPED_TRACE(rate);
+    Path path;
+    path.rate = rate;
+    path.round_trip = 50ms;
+    path.send_for(20s);
+    path.others = 0.1 * rate;
+    path.send_for(5s);
+    const double beside = path.throughput(5s);
+    EXPECT_GT(beside, 0.25 * rate);
+    path.others = 0;
+    path.send_for(20s);
+    path.most_in_flight = 0;
+    path.send_for(10s);
+    EXPECT_LT(path.most_in_flight, 1.6 * path.holds() + kWrite) << "they have gone";
+  }
 }
 
 /// What little was sent says nothing of the path.

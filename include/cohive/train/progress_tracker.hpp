@@ -71,9 +71,9 @@ struct GlobalProgress {
   double samples = 0;             ///< accumulated towards this epoch by all peers
   double own_samples = 0;         ///< of these, by this peer
   double samples_per_second = 0;  ///< of all peers together, by their own reports; 0 before the first look
-  std::size_t peers = 0,     ///< trainers with a record, this one included; of large runs an estimate. 0: none found
-      clients = 0;           ///< of these, peers that cannot be reached
-  std::size_t met = 0;       ///< others in sight that this peer has averaged with, or whose state it has taken
+  std::size_t peers = 0,  ///< trainers with a record, this one included; of large runs an estimate. 0: none found
+      clients = 0;        ///< of these, peers that cannot be reached
+  std::size_t met = 0;    ///< others in sight that this peer has averaged with, or whose state it has taken
   /// There is a connection to one of these, or reports are drawn. All that an old report tells may be of peers that are
   /// gone or asleep, as after a long sleep: then this one knows no more of the run than a newcomer.
   bool in_touch = false;

@@ -116,6 +116,13 @@ class Soak:
         say(f"FAULT: {text}")
         self.faults.append(text)
 
+    def look_for_offences(self):
+        """All trainers are honest, whatever happens to them: what one holds against another is a fault of ours."""
+        for log in sorted(WORK.glob("*.log")):
+            found = re.findall(r".* is banned for .*", log.read_text(errors="replace"))
+            if found:
+                self.fault(f"{len(found)} offences of honest peers: {found[0]}, see {log}")
+
     def make_trouble(self):
         victim = self.random.choice(self.trainers)
         if victim.asleep_until:
@@ -248,6 +255,7 @@ def main():
     say(f"{options.trainers} trainers for {options.minutes:g} minutes, seed {options.seed}, logs in {WORK}")
     try:
         soak.run()
+        soak.look_for_offences()
     except (Trouble, KeyboardInterrupt) as end:
         sys.exit(f"ended early: {end}")
     finally:

@@ -25,7 +25,7 @@ class NodeInfo;
 namespace cohive::dht {
 
 /// Entries of dictionaries that are decoded, stored or merged in one turn of the loop: about a millisecond.
-inline constexpr std::size_t kEntriesPerTurn = 512;
+inline constexpr std::size_t kEntriesPerTurn = 128;
 
 /// What one node answers about one key. The record is well-formed but not validated.
 struct Finding {

@@ -23,6 +23,8 @@ import sys
 import threading
 import time
 
+from optimizer_vs_hivemind import Peer
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/nat"))
 EPOCHS_TO_SETTLE = 4
@@ -104,49 +106,40 @@ def send_to(address):
             out.sendall(block)
 
 
-class Trainer:
-    """Averages all the time: a batch takes nothing, and nothing is in the background."""
+def trainer(options, host, initial_peers=()):
+    """Averages all the time: a batch takes next to nothing, and nothing is in the background."""
+    tensors = max(1, round(options.millions * 1e6 / 2048 / 2048))
+    command = [pathlib.Path(options.bin, "cohive-bench-trainer"), f"--tensors={tensors}", "--batches=4"]
+    command += ["--epochs=1000000", "--work=0.02", f"--listen=/ip4/{host.addresses[4]}/tcp/0", "--fp16"]
+    command += ["--matchmaking-time=2", "--delay-state-averaging=false"]
+    command += [f"--congestion-control={options.algorithm}"]
+    return Peer(host.command([*command, *(["--initial-peers", *initial_peers] if initial_peers else [])]))
 
-    def __init__(self, options, host, initial_peers=()):
-        tensors = max(1, round(options.millions * 1e6 / 2048 / 2048))
-        command = [pathlib.Path(options.bin, "cohive-bench-trainer"), f"--tensors={tensors}", "--batches=4"]
-        command += ["--epochs=1000000", "--work=0.02", f"--listen=/ip4/{host.addresses[4]}/tcp/0", "--fp16"]
-        command += ["--matchmaking-time=2", "--delay-state-averaging=false"]
-        command += [f"--congestion-control={options.algorithm}"]
-        command += ["--initial-peers", *initial_peers] if initial_peers else []
-        self._process = subprocess.Popen(
-            host.command(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
-        self.addresses = json.loads(self._process.stdout.readline())["initial_peers"]
 
-    def begin(self):
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-
-    def close(self):
-        self._process.kill()
-        self._process.wait()
+def end(peer):
+    peer.process.kill()  # its epochs have no end
+    peer.close()
 
 
 class Uplink:
     """What the first host sends."""
 
-    def __init__(self, host):
-        self._host = host
+    def __init__(self, host, peer):
+        self._host, self._peer = host, peer.addresses[4]
 
     def sent(self):
         with self._host.inside():
             counts = pathlib.Path("/proc/net/dev").read_text()
         return int(next(line for line in counts.splitlines() if "eth0:" in line).split(":")[1].split()[8])
 
-    def connections(self, peer):
-        """TCP connections with another host."""
-        listed = subprocess.run(self._host.command(["ss", "-Htn", "state", "established", "dst", peer]), text=True,
-                                capture_output=True, check=True)  # fmt: skip
+    def connections(self):
+        """TCP connections with the second one."""
+        command = self._host.command(["ss", "-Htn", "state", "established", "dst", self._peer])
+        listed = subprocess.run(command, text=True, capture_output=True, check=True)
         return len(listed.stdout.splitlines())
 
 
-def measured(options, uplink, pings, flow, peer):
+def measured(options, uplink, pings, flow=None):
     """Mbit/s of the flow and of all else, pings in ms, connections at most; after a third of the time, for the rest."""
     time.sleep(options.seconds / 3)
     pings.take()
@@ -154,7 +147,7 @@ def measured(options, uplink, pings, flow, peer):
     connections = 0
     while time.monotonic() < start + options.seconds:
         time.sleep(1)
-        connections = max(connections, uplink.connections(peer) - bool(flow))
+        connections = max(connections, uplink.connections() - bool(flow))
     took = time.monotonic() - start
     of_flow = 8e-6 * WITH_HEADERS * ((flow.bytes if flow else 0) - of_flow) / took
     times = pings.take()
@@ -184,7 +177,7 @@ def measure(options, link):
 
     with lab.World() as world, contextlib.ExitStack() as ends:
         left, right = (world.host(name, link=line) for name, line in zip(("left", "right"), lines(link)))
-        uplink, pings, peer = Uplink(left), Pings(left, right), right.addresses[4]
+        uplink, pings = Uplink(left, right), Pings(left, right)
         ends.callback(pings.close)
 
         def flow():
@@ -192,25 +185,25 @@ def measure(options, link):
             ends.callback(running.close)
             return running
 
-        phases = {"nothing": measured(options, uplink, pings, None, peer)}
+        phases = {"nothing": measured(options, uplink, pings)}
         other = flow()
-        phases["a CUBIC flow"] = measured(options, uplink, pings, other, peer)
+        phases["a CUBIC flow"] = measured(options, uplink, pings, other)
         other.close()
         trainers = []
         for host in (left, right):
-            trainers.append(Trainer(options, host, trainers[0].addresses if trainers else ()))
-            ends.callback(trainers[-1].close)
+            trainers.append(trainer(options, host, trainers[0].initial_peers if trainers else ()))
+            ends.callback(end, trainers[-1])
         before = uplink.sent()
-        for trainer in trainers:
-            trainer.begin()
+        for peer in trainers:
+            peer.tell()
         # Gradients and parameters of 16 bits, of which each sends half as values and half as averages.
         epoch = 2 * 2 * options.millions * 1e6
         until = time.monotonic() + PATIENCE
         while uplink.sent() < before + EPOCHS_TO_SETTLE * epoch and time.monotonic() < until:
             time.sleep(0.2)
-        phases["trainers"] = measured(options, uplink, pings, None, peer)
+        phases["trainers"] = measured(options, uplink, pings)
         other = flow()
-        phases["both"] = measured(options, uplink, pings, other, peer)
+        phases["both"] = measured(options, uplink, pings, other)
         return phases
 
 

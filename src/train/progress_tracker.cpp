@@ -203,11 +203,12 @@ Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> d
   using namespace msgpack;
   const double now = dht_.now();
   // A report may wait to be stored. What is done since its time, others reckon. A long batch makes it no old one.
-  const double time = std::clamp(own_report().time, now - to_seconds(options_.metadata_expiration) / 2, now);
+  const ShardReport own = own_report();
+  const double time = std::clamp(own.time, now - to_seconds(options_.metadata_expiration) / 2, now);
   const double expiration = dht::later_expiration(now + to_seconds(options_.metadata_expiration), newest_expiration_);
   Value record;
   if (!goodbye)
-    record = entry_value(dht_.host().id(), epoch_, samples_, ema_.samples_per_second(), time, options_.client_mode);
+    record = entry_value(dht_.host().id(), own.epoch, own.samples, own.samples_per_second, time, own.client);
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
                                           std::move(record), expiration, deadline);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());

@@ -52,9 +52,12 @@ Duration FlightLimit::own_queue() const {
 /// One short round trip in a window shows that the queue was this connection's own.
 void FlightLimit::note_queue() {
   const Duration least = std::exchange(least_, Duration::max());
-  const bool short_one = to_seconds(least) <= kForeign * to_seconds(own_queue());
-  if (short_one || !draining_) queued_ = short_one ? 0 : queued_ + 1;
-  if (queued_ == 0) among_others_ = Duration::zero();
+  if (to_seconds(least) <= kForeign * to_seconds(own_queue())) {
+    queued_ = 0;
+    among_others_ = Duration::zero();
+    return;
+  }
+  if (!draining_) ++queued_;
   if (queued_ >= kPatience) among_others_ = std::min(least, kLongestQueue * usual_length());
 }
 

@@ -272,15 +272,15 @@ class TcpConnection final : public RawConnection {
     while (!same_machine_ && descriptor_.is_open()) {
       const std::size_t in_flight = undelivered();
       const TcpProgress progress = tcp_progress(descriptor_.native_handle());
-      const bool few = in_flight < FlightLimit::kFew;
-      if (few)
+      if (in_flight < FlightLimit::kFew) {
         flight_.has_room(runtime_.now(), progress.round_trip);
-      else
+      } else {
         flight_.observe(runtime_.now(), progress.delivered, in_flight, progress.round_trip);
-      if (!few) pace();
-      const Duration pause = few ? Duration::zero() : flight_.pause(in_flight);
-      if (pause == Duration::zero())
-        co_return std::max<std::uint64_t>(kLeastWrite, flight_.bytes() - std::min(flight_.bytes(), in_flight));
+        pace();
+      }
+      const Duration pause = flight_.pause(in_flight);
+      const std::uint64_t allowed = flight_.bytes();
+      if (pause == Duration::zero()) co_return std::max(kLeastWrite, allowed - std::min(allowed, in_flight));
       co_await runtime_.sleep_for(pause);
     }
     co_return std::numeric_limits<std::size_t>::max();

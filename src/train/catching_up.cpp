@@ -4,6 +4,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "exchanges/parameter_greeting.hpp"
 #include "train/detail/loaded_state.hpp"
 
@@ -276,6 +277,7 @@ Task<Result<>> CatchingUp::load_state() {
   const bool renews = lacks_kept_alone();
   std::vector<codec::Tensor> own;
   if (renews) own = co_await run_.kept.copies(run_.runtime);
+  if (proving_) std::exchange(proving_, nullptr)->drop();
   if (proof_ && epoch_of(proof_->metadata) >= run_.tracker.snapshot().epoch)
     downloaded = std::move(*proof_);
   else
@@ -442,6 +444,15 @@ Task<void> CatchingUp::restore(std::uint64_t epoch, std::function<void()> write)
   run_.tracker.report(epoch, 0);
 }
 
+/// A state of that epoch or later; nothing where this peer has begun to load one anyhow, for a donor sends each peer
+/// one at a time, and whoever claims something may be slow.
+Task<std::optional<Result<averaging::DownloadedState>>> CatchingUp::prove(std::uint64_t least_epoch) {
+  Proving proving(run_.runtime, download(least_epoch), "a state that proves a claim");
+  const auto ended = on_exit([this] { proving_ = nullptr; });
+  proving_ = &proving;
+  co_return co_await proving;
+}
+
 /// Downloads the state when others claim to be ahead, beside the training. If it is true, the trainer loads what has
 /// come.
 Task<void> CatchingUp::prove_claims(CatchingUp& self) {
@@ -457,7 +468,9 @@ Task<void> CatchingUp::prove_claims(CatchingUp& self) {
     log::info("train", "a peer claims epoch {}, and this one is at {}: downloading the state beside the training",
               global.claimed, self.run_.counts.epoch());
     // Most donors are where this peer is, and would be elected.
-    auto state = co_await self.download(self.run_.counts.epoch() + lead + 1);
+    auto proven = co_await self.prove(self.run_.counts.epoch() + lead + 1);
+    if (!proven) continue;
+    auto& state = *proven;
     if (state && *epoch_of(state->metadata) > self.run_.counts.epoch() + lead) {
       doubt.forget();
       self.proof_ = std::move(*state);

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohive/core/combine.hpp"
 #include "epochs.hpp"
 
 namespace cohive::train {
@@ -92,6 +93,8 @@ class CatchingUp {
   Task<void> follow_the_run();
   Task<bool> follow_next_round();
   Task<bool> follow(Scheduled& parameters, Search search);
+  using Proving = Droppable<Result<averaging::DownloadedState>>;
+  Task<std::optional<Result<averaging::DownloadedState>>> prove(std::uint64_t least_epoch);
   static Task<void> prove_claims(CatchingUp& self);
 
   RunContext& run_;
@@ -108,6 +111,7 @@ class CatchingUp {
   GrowingPause known_;                               // until trainers are asked that have declared nothing
   std::vector<PeerId> useless_donors_;               // whose last state was not taken
   std::optional<averaging::DownloadedState> proof_;  // of an epoch that others claimed
+  Proving* proving_ = nullptr;                       // while it is on its way
 };
 
 }  // namespace cohive::train

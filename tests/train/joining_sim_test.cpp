@@ -245,6 +245,24 @@ TEST(Claims, OfTheStateOfAStrangerAreProvenBesideTheTraining) {
   EXPECT_EQ(swarm.offences(), 0);
 }
 
+/// A donor sends each peer one state at a time.
+TEST(Claims, AreNotProvenBesideADownload) {
+  TrainingSwarm swarm(1'000'000);
+  swarm.net.set_limits({500e3, 0});
+  swarm.options.target_batch_size = 16;
+  auto& first = swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return first.epoch() >= 20; }));
+  swarm.net.fabric().partition({sim::Swarm::ip(2)}, {sim::Swarm::ip(1), sim::Swarm::ip(3)});
+  swarm.pass(70s);
+  auto& second = swarm.add({.value = 1});
+  swarm.pass(10s);
+  ASSERT_LT(second.epoch(), first.epoch());
+  swarm.net.fabric().heal();
+  const std::size_t refused = swarm.lines_with("too many downloads at once");
+  EXPECT_TRUE(swarm.wait_for(180s, [&] { return second.run->stats().state_downloads > 0; }));
+  EXPECT_EQ(swarm.lines_with("too many downloads at once"), refused);
+}
+
 TEST(Ending, WhoIsBehindWhenAllStopEndsWithTheOthers) {
   for (const std::uint64_t seed : {1, 2, 3}) {
     TrainingSwarm swarm(64, seed);

@@ -24,9 +24,10 @@ namespace {
 
 namespace asio = boost::asio;
 
-/// For resumptions, between two looks at the sockets; and how many of these go between two looks at the clock.
+/// For resumptions, between two looks at the sockets; and how many of these go between two looks at the clock. One that
+/// works through what a peer has sent takes up to a millisecond.
 constexpr Duration kQuota = 1ms;
-constexpr std::size_t kResumptions = 16;
+constexpr std::size_t kResumptions = 4;
 constexpr Duration kLagPeriod = 100ms;
 /// A turn that takes so long is counted: no peer was served meanwhile. The log names one in so much time.
 constexpr Duration kStall = 50ms, kStallsToldEvery = 10s;

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Trouble without end: a swarm of small trainers on this machine, of which now and then one is killed, told to stop, or
 suspended as if its machine slept, and whose bootstrap node is killed and comes back. Tells of every trainer that does
-not find its way back, of epochs that do not end, and of memory that grows; then the exit code is 1.
+not find its way back, of epochs that do not end or are slow for longer than a moment, of offences that honest trainers
+hold against each other, and of memory that grows; then the exit code is 1.
 
     tools/soak.py [--minutes 10] [--trainers 5] [--seed N] [--bin build/release/bin]
 
@@ -17,6 +18,7 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +30,9 @@ MOST_BEHIND = 30  # epochs
 LOADING = 180  # seconds that a busy machine may take to load a program, which then says something
 BETWEEN_LINES = 5  # seconds at most between two lines of a trainer, which tell its epoch
 STALLED = 90  # seconds without an epoch of any trainer
+PACE_OVER = 5  # seconds that a pace is measured over
+SLOW = 0.5  # of the usual pace
+BACK_WITHIN = 10  # seconds after a trouble until the run has its pace again
 QUIET_END = 75  # seconds without trouble before the end
 RUN = ["--run-id", "soak", "--target-batch-size", "96", "--batch-size", "4", "--width", "32", "--layers", "1", "--context", "32",
        "--matchmaking-time", "2", "--averaging-timeout", "15", "--average-state-every", "4", "--threads", "1", "--log-level", "debug"]
@@ -78,6 +83,37 @@ class Program:
         return int(found[-1]) if found else -1
 
 
+class Pace:
+    """How fast epochs follow each other, by the newest one of any trainer at each look."""
+
+    def __init__(self):
+        self.looks, self.troubles = [], []
+
+    def note(self, newest):
+        self.looks.append((time.monotonic(), newest))
+
+    def trouble(self, what):
+        self.troubles.append((time.monotonic(), what))
+
+    def back_after(self):
+        """For each trouble the seconds until the pace was back, or until the next trouble, and what it was."""
+        paces, last = [], 0
+        for begin, newest in self.looks:
+            while last < len(self.looks) and self.looks[last][0] < begin + PACE_OVER:
+                last += 1
+            if last == len(self.looks):
+                break
+            end, then = self.looks[last]
+            paces.append((begin, (then - newest) / (end - begin)))
+        usual = statistics.median(pace for _, pace in paces)
+        ends = [moment for moment, _ in self.troubles[1:]] + [paces[-1][0]]
+        found = []
+        for (moment, what), end in zip(self.troubles, ends):
+            back = next((begin for begin, pace in paces if moment <= begin < end and pace >= SLOW * usual), end)
+            found.append((back - moment, what))
+        return usual, found
+
+
 class Soak:
     def __init__(self, options):
         self.options, self.started = options, 0
@@ -85,6 +121,7 @@ class Soak:
         self.end = time.monotonic() + 60 * options.minutes
         self.until = time.time() + 60 * options.minutes  # the same moment, as trainers are told it
         self.faults, self.counts = [], {}
+        self.pace = Pace()
         self.newest_at = collections.deque()  # the newest epoch of a trainer, in the last seconds
         self.bootstrap = None
         self.trainers = []
@@ -123,6 +160,20 @@ class Soak:
             if found:
                 self.fault(f"{len(found)} offences of honest peers: {found[0]}, see {log}")
 
+    def look_at_the_pace(self):
+        if not self.pace.troubles:
+            return
+        usual, found = self.pace.back_after()
+        times = sorted(seconds for seconds, _ in found)
+        say(f"{usual:.1f} epochs a second; after a trouble again after {statistics.median(times):.0f} s (median), {times[-1]:.0f} s (most)")
+        for seconds, what in found:
+            if seconds > BACK_WITHIN:
+                self.fault(f"{what}: the run had its pace again after {seconds:.0f} s")
+
+    def say_trouble(self, what):
+        say(what)
+        self.pace.trouble(what)
+
     def make_trouble(self):
         victim = self.random.choice(self.trainers)
         if victim.asleep_until:
@@ -132,11 +183,11 @@ class Soak:
         if what == "sleep":
             # Awake in time to end with the others.
             seconds = min(self.random.choice([3, 10, 30, 90]), int(self.end - time.monotonic()) - PATIENCE)
-            say(f"{victim.name} sleeps for {seconds} s")
+            self.say_trouble(f"{victim.name} sleeps for {seconds} s")
             victim.asleep_until = time.monotonic() + seconds
             victim.sends(signal.SIGSTOP)
         elif what == "kill the bootstrap node":
-            say(what)
+            self.say_trouble(what)
             self.bootstrap.process.kill()
             self.bootstrap.process.wait()
             time.sleep(self.random.uniform(0, 5))
@@ -144,7 +195,7 @@ class Soak:
             for trainer in self.trainers:
                 trainer.since = time.monotonic()
         else:
-            say(f"{what} {victim.name}")
+            self.say_trouble(f"{what} {victim.name}")
             self.trainers.remove(victim)
             loads = victim.loads()  # a signal to a program that has not begun ends it as any other
             victim.sends(signal.SIGKILL if what == "kill" else signal.SIGTERM)
@@ -175,6 +226,7 @@ class Soak:
             self.fault(f"no epoch has ended for {STALLED} s: {epochs}")
             self.last_epoch = now
         self.newest = newest
+        self.pace.note(newest)
         for trainer in awake:
             if trainer.loads():
                 trainer.since = now
@@ -256,6 +308,7 @@ def main():
     try:
         soak.run()
         soak.look_for_offences()
+        soak.look_at_the_pace()
     except (Trouble, KeyboardInterrupt) as end:
         sys.exit(f"ended early: {end}")
     finally:

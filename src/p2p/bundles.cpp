@@ -22,9 +22,17 @@ constexpr int kQuietLooks = 10;
 constexpr double kBusy = 256 * 1024;  // bytes per second; less says nothing of the link
 constexpr Duration kLongPath = 5ms;   // a shorter one is filled by one connection
 constexpr std::size_t kLooks = 3;     // of a transfer: the first or the last one may see a part of it
+constexpr Duration kLossesCount = 30s;
+constexpr double kBuffers = 1024 * 1024;  // bytes on their way that the buffers of a connection may not hold
 
 std::uint64_t delivered(const transport::ConnectionStats& stats) {
   return stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
+}
+
+double middle(std::vector<double> values) {
+  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::ranges::nth_element(values, at);
+  return *at;
 }
 
 }  // namespace
@@ -79,45 +87,61 @@ Task<void> Bundles::tend(Bundles& bundles, PeerId peer) {
 
 /// Waits for a transfer that lasts; nullopt when this side has no bundle to begin any more.
 Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& measuring) {
-  std::vector<double> rates;
-  Duration longest{};  // of the looks that count: one queue shows that the path is full
+  std::vector<double> rates, round_trips;
+  transport::PathState path;
   for (int quiet = 0; rates.size() < kLooks;) {
     co_await self_.runtime.sleep_for(quiet < kQuietLooks ? kLook : kQuietLook);
     const ConnectionEntryPtr carrier = candidate(peer);
     if (!carrier) co_return std::nullopt;
     table_.close_spare_members(peer);
-    const auto stats = carrier->connection->stats();
-    const Duration round_trip =
-        stats.path_round_trip > Duration::zero() ? stats.path_round_trip : carrier->connection->round_trip();
-    if (round_trip > Duration::zero()) measuring.shortest = std::min(measuring.shortest, round_trip);
-    const double rate = measuring.rate_since(carried(peer), self_.runtime.now());
-    const bool counts = rate >= kBusy && round_trip >= kLongPath;
+    path = measuring.path_of(*carrier->connection);
+    const double rate = measuring.rate_since(carried(peer), path, self_.runtime.now());
+    const bool counts = rate >= kBusy && path.round_trip >= kLongPath;
     quiet = counts ? 0 : quiet + 1;
-    longest = rates.empty() ? round_trip : std::max(longest, round_trip);
-    counts ? rates.push_back(rate) : rates.clear();
+    if (!counts) {
+      rates.clear();
+      round_trips.clear();
+      continue;
+    }
+    rates.push_back(rate);
+    round_trips.push_back(to_seconds(path.round_trip));
   }
-  std::ranges::sort(rates);
-  co_return LaneGrowth::Load{rates[kLooks / 2], longest, measuring.shortest};
+  const double rate = middle(rates);
+  const bool held_back = !path.lost || rate * to_seconds(path.shortest) >= kBuffers ||
+                         (measuring.lost && self_.runtime.now() - *measuring.lost < kLossesCount);
+  co_return LaneGrowth::Load{rate, from_seconds(middle(round_trips)), path.shortest, held_back};
 }
 
-/// Bytes that have come from a peer, and that have come to it.
-std::pair<std::uint64_t, std::uint64_t> Bundles::carried(const PeerId& peer) const {
-  std::pair<std::uint64_t, std::uint64_t> sum{};
+/// What all connections with a peer have carried.
+Bundles::Carried Bundles::carried(const PeerId& peer) const {
+  Carried sum;
   for (const auto& entry : table_.find(peer)->connections) {
     if (entry->kind == ConnectionKind::bundle) continue;
     const auto stats = entry->connection->stats();
-    sum.first += stats.bytes_in;
-    sum.second += delivered(stats);
+    sum.in += stats.bytes_in;
+    sum.out += delivered(stats);
+    sum.lost += stats.path.lost.value_or(0);
   }
   return sum;
 }
 
-double Bundles::Measuring::rate_since(std::pair<std::uint64_t, std::uint64_t> carried, TimePoint now) {
-  const auto [in, out] = std::exchange(before, carried);
+/// As the kernel measures it; where it does not tell, as pings do.
+transport::PathState Bundles::Measuring::path_of(const transport::Connection& connection) {
+  const transport::PathState path = connection.stats().path;
+  if (path.round_trip > Duration::zero()) return path;
+  const Duration pinged = connection.round_trip();
+  if (pinged > Duration::zero()) shortest = std::min(shortest, pinged);
+  return {pinged, shortest, {}};
+}
+
+double Bundles::Measuring::rate_since(const Carried& carried, const transport::PathState& path, TimePoint now) {
+  const Carried then = std::exchange(before, carried);
   const TimePoint last = std::exchange(looked, now);
   // A connection that has ended took its count with it.
-  if (last == TimePoint::min() || carried.first < in || carried.second < out || now <= last) return 0;
-  return static_cast<double>(std::max(carried.first - in, carried.second - out)) / to_seconds(now - last);
+  if (last == TimePoint::min() || carried.in < then.in || carried.out < then.out || now <= last) return 0;
+  // What a full queue drops says that there is no room, not that a path loses packets.
+  if (carried.lost > then.lost && !LaneGrowth::is_queueing(path.round_trip, path.shortest)) lost = now;
+  return static_cast<double>(std::max(carried.in - then.in, carried.out - then.out)) / to_seconds(now - last);
 }
 
 std::size_t Bundles::lanes(const PeerId& peer) const {

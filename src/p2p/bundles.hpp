@@ -9,6 +9,7 @@
 #include <array>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "bundle.hpp"
 #include "connection_table.hpp"
@@ -34,20 +35,26 @@ class Bundles {
     std::weak_ptr<Bundle> bundle;
     std::weak_ptr<ConnectionEntry> entry;
   };
+  struct Carried {
+    std::uint64_t in = 0, out = 0;  ///< bytes that have come, and that have come to the peer
+    std::uint64_t lost = 0;         ///< packets, as the kernel tells
+  };
   /// A peer's connections, as they were at the last look.
   struct Measuring {
-    std::pair<std::uint64_t, std::uint64_t> before{};  ///< bytes that had come, and gone
+    Carried before;
     TimePoint looked = TimePoint::min();
-    Duration shortest = Duration::max();  ///< round trip
+    std::optional<TimePoint> lost;        ///< when packets were lost without a queue, the last time
+    Duration shortest = Duration::max();  ///< round trip of pings
+    transport::PathState path_of(const transport::Connection& connection);
     /// Bytes per second since the last look, of the direction that carried more; 0 where that is not known.
-    double rate_since(std::pair<std::uint64_t, std::uint64_t> carried, TimePoint now);
+    double rate_since(const Carried& carried, const transport::PathState& path, TimePoint now);
   };
 
   void begin(const PeerId& peer);
   ConnectionEntryPtr candidate(const PeerId& peer) const;
   static Task<void> tend(Bundles& bundles, PeerId peer);
   Task<std::optional<LaneGrowth::Load>> measure(PeerId peer, Measuring& measuring);
-  std::pair<std::uint64_t, std::uint64_t> carried(const PeerId& peer) const;
+  Carried carried(const PeerId& peer) const;
   std::size_t lanes(const PeerId& peer) const;
   Task<Result<>> grow(PeerId peer, std::size_t wanted);
   Task<Result<>> open(PeerId peer, ConnectionEntryPtr carrier);

@@ -19,6 +19,10 @@ void LaneGrowth::rest(TimePoint now) {
   rested_ = now + pause_;
 }
 
+bool LaneGrowth::is_queueing(Duration round_trip, Duration shortest) {
+  return to_seconds(round_trip) > kQueueing * to_seconds(shortest);
+}
+
 std::size_t LaneGrowth::after(const Load& load, std::size_t lanes, TimePoint now) {
   const bool too_few = lanes < usual_;  // they were closed while nothing was to be sent
   const bool settled = std::exchange(measured_, lanes) == lanes;
@@ -37,9 +41,9 @@ std::size_t LaneGrowth::after(const Load& load, std::size_t lanes, TimePoint now
   usual_ = std::max(usual_, lanes);
   rate_ = load.rate;
   count_ = lanes;
-  const bool is_full = to_seconds(load.round_trip) > kQueueing * to_seconds(load.shortest);
-  if (is_full || now < rested_) return lanes;
+  if (is_queueing(load.round_trip, load.shortest) || now < rested_) return lanes;
   if (too_few) return count_ = usual_;
+  if (!load.held_back) return lanes;
   return std::min(most_, std::max(kFirstStep, 2 * lanes));
 }
 

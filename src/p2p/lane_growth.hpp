@@ -1,7 +1,8 @@
 // LaneGrowth: over how many connections the bytes of one peer go, from how fast they have come.
 // Where packets get lost at random, one connection carries less than the path does, and two carry twice as much. More
-// are tried while no queue shows that the path is full, and taken back where the bytes do not come faster. A new one
-// carries more than it will until it has lost packets, so that only the second measurement after each step counts.
+// are tried while no queue shows that the path is full and something holds a single one back, and taken back where the
+// bytes do not come faster. A new one carries more than it will until it has lost packets, so that only the second
+// measurement after each step counts.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,11 @@ class LaneGrowth {
   struct Load {
     double rate = 0;  ///< bytes per second, of the direction that carried more
     Duration round_trip{};
-    Duration shortest = Duration::max();  ///< round trip that there ever was
+    Duration shortest = Duration::max();  ///< round trip that there was without a queue
+    bool held_back = true;  ///< packets were lost without a queue, or as much is on its way as buffers may hold
   };
+  /// Whether bytes wait for the thinnest link of a path.
+  static bool is_queueing(Duration round_trip, Duration shortest);
 
   explicit LaneGrowth(std::size_t most) : most_(most) {}
   /// How many connections there are to be, where `lanes` have carried so much.

@@ -17,6 +17,7 @@ constexpr double kFirstGain = 2.5;          // while the rate still grows
 constexpr double kGrowth = 1.25;            // is much
 constexpr double kQueueing = 1.5;           // of the shortest round trip: there is a queue
 constexpr double kForeign = 1.25;           // times the round trip that all that may be on its way makes
+constexpr double kSmoothed = 1.25;          // of the shortest single round trip: as good as that
 constexpr int kLongestQueue = 6;            // times as long as the shortest round trip, that is followed
 constexpr int kPatience = 24;               // windows with such a queue: what was on its way is gone by then
 constexpr int kLevel = 3;                   // windows without growth end the beginning
@@ -25,11 +26,14 @@ constexpr Duration kShortestPause = 1ms, kLongestPause = 20ms;
 
 }  // namespace
 
-void FlightLimit::observe(TimePoint now, std::uint64_t delivered, std::uint64_t in_flight, Duration round_trip) {
+void FlightLimit::observe(TimePoint now, const TcpProgress& progress, std::uint64_t in_flight) {
+  const std::uint64_t delivered = progress.delivered;
+  const Duration round_trip = progress.path.round_trip;
   if (round_trip <= Duration::zero()) return;
-  note_round_trip(now, round_trip);
+  note_round_trip(now, progress.path);
   const Duration length = usual_length();
-  const bool paused = last_ == TimePoint::min() || now - last_ > length;
+  // A writer whose socket was full is late, too, but bytes were on their way all the time.
+  const bool paused = last_ == TimePoint::min() || (std::exchange(had_room_, false) && now - last_ > length);
   last_ = now;
   if (paused) {
     count_ = 0;
@@ -61,9 +65,18 @@ void FlightLimit::note_queue() {
   if (queued_ >= kPatience) among_others_ = std::min(least, kLongestQueue * usual_length());
 }
 
-void FlightLimit::has_room(TimePoint now, Duration round_trip) {
+void FlightLimit::has_room(TimePoint now, const PathState& path) {
   full_ = false;
-  if (round_trip > Duration::zero()) note_round_trip(now, round_trip);
+  had_room_ = true;
+  if (path.round_trip > Duration::zero()) note_round_trip(now, path);
+}
+
+/// What the kernel smooths holds the rest of a queue that has just run empty; a single round trip does not. It is
+/// minutes old, so that it counts only where the path has not become longer since.
+Duration FlightLimit::shortest() const {
+  const Duration smoothed = std::min(shortest_, shortest_before_);
+  const bool holds = single_ > Duration::zero() && to_seconds(smoothed) <= kSmoothed * to_seconds(single_);
+  return holds ? std::min(smoothed, single_) : smoothed;
 }
 
 Duration FlightLimit::usual_length() const {
@@ -76,7 +89,7 @@ void FlightLimit::begin_window(TimePoint now, std::uint64_t delivered) {
 }
 
 /// A period that was busy throughout has seen no round trip without its own queue.
-void FlightLimit::note_round_trip(TimePoint now, Duration round_trip) {
+void FlightLimit::note_round_trip(TimePoint now, const PathState& path) {
   if (period_ == TimePoint::min() || now - period_ >= kPeriod) {
     const bool recent = period_ != TimePoint::min() && now - period_ < 2 * kPeriod;
     shortest_before_ = recent ? shortest_ : Duration::max();
@@ -85,8 +98,9 @@ void FlightLimit::note_round_trip(TimePoint now, Duration round_trip) {
     draining_ = recent && std::exchange(busy_, true);
     period_ = now;
   }
-  shortest_ = std::min(shortest_, round_trip);
-  least_ = std::min(least_, round_trip);
+  shortest_ = std::min(shortest_, path.round_trip);
+  least_ = std::min(least_, path.round_trip);
+  single_ = path.shortest;
   if (draining_ && now - period_ > 2 * way()) draining_ = false;
 }
 
@@ -134,7 +148,8 @@ double FlightLimit::rate() const noexcept {
 
 Duration FlightLimit::pause(std::uint64_t in_flight) const {
   const std::uint64_t allowed = bytes();
-  if (in_flight <= allowed || fastest_ <= 0) return Duration::zero();
+  if (in_flight <= allowed) return Duration::zero();
+  if (fastest_ <= 0) return kLongestPause;  // nothing arrives
   return std::clamp<Duration>(from_seconds(static_cast<double>(in_flight - allowed) / fastest_), kShortestPause,
                               kLongestPause);
 }
@@ -144,7 +159,9 @@ TcpProgress tcp_progress(int fd) {
   socklen_t size = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   if (size < offsetof(tcp_info, tcpi_delivered) + sizeof info.tcpi_delivered) return {};
-  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss, std::chrono::microseconds(info.tcpi_rtt)};
+  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss,
+          {std::chrono::microseconds(info.tcpi_rtt), std::chrono::microseconds(info.tcpi_min_rtt),
+           std::uint64_t{info.tcpi_total_retrans} + info.tcpi_rcv_ooopack}};
 }
 
 }  // namespace cohive::transport

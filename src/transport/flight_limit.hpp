@@ -16,22 +16,29 @@
 #include <limits>
 
 #include "cohive/core/time.hpp"
+#include "cohive/transport/path.hpp"
 
 namespace cohive::transport {
+
+/// What the kernel knows of a TCP connection.
+struct TcpProgress {
+  std::uint64_t delivered = 0;  ///< bytes that the peer has acknowledged, in whatever order, since the connection began
+  PathState path;
+};
+/// Of a socket; all is zero where the kernel does not tell.
+TcpProgress tcp_progress(int fd);
 
 class FlightLimit {
  public:
   static constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
-  static constexpr std::uint64_t kLeast = 64 * 1024;  // always allowed: 26 ms of a home uplink of 20 Mbit/s
+  static constexpr std::uint64_t kLeast = 32 * 1024;  // always allowed: 26 ms of a home uplink of 10 Mbit/s
   static constexpr std::uint64_t kFew = kLeast / 2;   // below, there has been little to send
 
   /// Takes what the kernel tells before a write.
-  /// \param delivered   bytes that the peer has acknowledged, in whatever order, since the connection began
-  /// \param in_flight   bytes that it has not
-  /// \param round_trip  of late
-  void observe(TimePoint now, std::uint64_t delivered, std::uint64_t in_flight, Duration round_trip);
+  /// \param in_flight  bytes that the peer has not acknowledged
+  void observe(TimePoint now, const TcpProgress& progress, std::uint64_t in_flight);
   /// The same where so little is on its way that there is no need to ask about deliveries.
-  void has_room(TimePoint now, Duration round_trip);
+  void has_room(TimePoint now, const PathState& path);
 
   /// Bytes that may be on their way; kNone while nothing is known.
   std::uint64_t bytes() const noexcept { return draining_ ? std::max(kLeast, empty_) : limit_; }
@@ -47,23 +54,25 @@ class FlightLimit {
     TimePoint begin{};
     std::uint64_t delivered = 0;  // until then
   };
-  void note_round_trip(TimePoint now, Duration round_trip);
+  void note_round_trip(TimePoint now, const PathState& path);
   void begin_window(TimePoint now, std::uint64_t delivered);
   void note_window(TimePoint now, std::uint64_t delivered, Duration round_trip);
   void note_queue();
   void note_rate(double rate);
   double rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const;
-  Duration shortest() const { return std::min(shortest_, shortest_before_); }
+  Duration shortest() const;
   Duration usual_length() const;
   Duration way() const { return std::max(usual_length(), among_others_); }
   Duration own_queue() const;
 
   static constexpr std::size_t kAveraged = 4, kRates = 8;
   TimePoint last_ = TimePoint::min();
+  bool had_room_ = false;                    // since then, at some time
   std::array<Window, kAveraged> windows_{};  // without a pause between them; the newest one is not over
   std::size_t count_ = 0;                    // of windows since a pause
   bool full_ = true;                         // in the newest one there was always enough to send
   Duration shortest_ = Duration::max(), shortest_before_ = Duration::max();  // of this period, and of the last one
+  Duration single_{};                                                        // the shortest that the kernel has seen
   TimePoint period_ = TimePoint::min();                                      // when this one began
   bool busy_ = true;                                                         // all of this period
   bool draining_ = false;                                                    // the queue, at the beginning of a period
@@ -78,13 +87,5 @@ class FlightLimit {
   double best_ = 0, best_before_ = 0;            // of this period, and of the last one
   std::uint64_t limit_ = kNone, empty_ = kNone;  // bytes on their way; so many leave the queue empty
 };
-
-/// What the kernel knows of a TCP connection.
-struct TcpProgress {
-  std::uint64_t delivered = 0;
-  Duration round_trip{};
-};
-/// Of a socket; all is zero where the kernel does not tell.
-TcpProgress tcp_progress(int fd);
 
 }  // namespace cohive::transport

@@ -67,7 +67,7 @@ class LimitedConnection final : public RawConnection {
   Task<void> wait_readable() override { return inner_->wait_readable(); }
   bool has_own_write_timeout() const override { return upload_.has_value(); }
   std::size_t undelivered() const override { return inner_->undelivered(); }
-  Duration round_trip() const override { return inner_->round_trip(); }
+  PathState path() const override { return inner_->path(); }
   void set_congestion_control(const std::string& name) noexcept override { inner_->set_congestion_control(name); }
 
  private:

@@ -92,7 +92,10 @@ class SimConnection final : public RawConnection {
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
   std::size_t undelivered() const override { return out_.under_way; }
-  Duration round_trip() const override { return out_.path_delay + in_.path_delay; }
+  PathState path() const override {
+    const Duration both = out_.path_delay + in_.path_delay;
+    return {both, both, {}};
+  }
 
  private:
   std::optional<Error> broken() const {

@@ -244,9 +244,9 @@ class TcpConnection final : public RawConnection {
     if (!descriptor.is_open() || ::ioctl(descriptor.native_handle(), TIOCOUTQ, &bytes) != 0) return 0;
     return static_cast<std::size_t>(std::max(bytes, 0));
   }
-  Duration round_trip() const override {
+  PathState path() const override {
     auto& descriptor = const_cast<Descriptor&>(descriptor_);
-    return descriptor.is_open() ? tcp_progress(descriptor.native_handle()).round_trip : Duration::zero();
+    return descriptor.is_open() ? tcp_progress(descriptor.native_handle()).path : PathState{};
   }
   void set_congestion_control(const std::string& name) noexcept override {
     if (same_machine_ || !descriptor_.is_open()) return;
@@ -273,9 +273,9 @@ class TcpConnection final : public RawConnection {
       const std::size_t in_flight = undelivered();
       const TcpProgress progress = tcp_progress(descriptor_.native_handle());
       if (in_flight < FlightLimit::kFew) {
-        flight_.has_room(runtime_.now(), progress.round_trip);
+        flight_.has_room(runtime_.now(), progress.path);
       } else {
-        flight_.observe(runtime_.now(), progress.delivered, in_flight, progress.round_trip);
+        flight_.observe(runtime_.now(), progress, in_flight);
         pace();
       }
       const Duration pause = flight_.pause(in_flight);

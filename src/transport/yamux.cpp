@@ -158,7 +158,7 @@ void YamuxConnection::end_streams(Error reason) noexcept {
 
 ConnectionStats YamuxConnection::stats() const {
   return {channel_->bytes_in(), channel_->bytes_out(),         totals_.inbound,
-          totals_.outbound,     channel_->raw().undelivered(), channel_->raw().round_trip()};
+          totals_.outbound,     channel_->raw().undelivered(), channel_->raw().path()};
 }
 
 // ---- Sending

@@ -17,11 +17,12 @@ struct Growing {
   LaneGrowth growth{16};
   std::size_t lanes = 1;
   TimePoint now{};
+  bool held_back = true;
 
   /// One measurement. \param queue  adds to the round trip
   std::size_t measure(double rate, Duration queue = {}) {
     now += 3s;
-    return lanes = growth.after({rate, kPath + queue, kPath}, lanes, now);
+    return lanes = growth.after({rate, kPath + queue, kPath, held_back}, lanes, now);
   }
   /// Measures so often; `rate` tells what so many connections carry.
   std::size_t measure(int times, const std::function<double(std::size_t)>& rate) {
@@ -47,6 +48,12 @@ TEST(LaneGrowth, FillsALinkWhoseConnectionsLoseBytes) {
 TEST(LaneGrowth, AQueueShowsThatOneConnectionFillsTheLink) {
   Growing peer;
   EXPECT_EQ(peer.measure(50, [](std::size_t) { return kLink; }), 1u);
+}
+
+TEST(LaneGrowth, NothingIsTriedWhereNothingHoldsASingleConnectionBack) {
+  Growing peer;
+  peer.held_back = false;
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(peer.measure(2.5e6), 1u);
 }
 
 TEST(LaneGrowth, WhatCarriesNoMoreIsTakenBackAndTriedSeldom) {

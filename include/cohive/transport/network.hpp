@@ -12,6 +12,7 @@
 
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/transport/path.hpp"
 
 namespace cohive::transport {
 
@@ -44,8 +45,7 @@ class RawConnection {
   /// Has the kernel send by this algorithm from now on (congestion_control.hpp). Nothing changes on a connection within
   /// this machine, on one that is none of the kernel's, and where the kernel has no such algorithm.
   virtual void set_congestion_control(const std::string& /*name*/) noexcept {}
-  /// The round trip of late, as the kernel measures it; zero where it does not tell.
-  virtual Duration round_trip() const { return {}; }
+  virtual PathState path() const { return {}; }
   /// How many more bytes it carries from us: a relay may grant so many only.
   virtual std::uint64_t send_quota() const { return kUnlimited; }
   /// How many more bytes it carries to us.

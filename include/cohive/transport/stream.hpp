@@ -12,6 +12,7 @@
 
 #include "cohive/core/multiaddr.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/transport/path.hpp"
 
 namespace cohive::transport {
 
@@ -122,7 +123,7 @@ struct ConnectionStats {
   std::size_t streams_in = 0;   ///< open now
   std::size_t streams_out = 0;  ///< the same; opened by this side
   std::size_t undelivered = 0;  ///< of bytes_out: not yet acknowledged by the other machine
-  Duration path_round_trip{};   ///< of late, as the kernel measures it; zero where it does not tell
+  PathState path;
 };
 
 /// An authenticated, encrypted, multiplexed connection.

@@ -29,6 +29,13 @@ std::uint64_t delivered(const transport::ConnectionStats& stats) {
   return stats.bytes_out - std::min<std::uint64_t>(stats.bytes_out, stats.undelivered);
 }
 
+/// As the kernel measures it; where it does not tell, as pings do.
+transport::PathState path_of(const transport::Connection& connection) {
+  const transport::PathState path = connection.stats().path;
+  if (path.round_trip > Duration::zero()) return path;
+  return {connection.round_trip(), connection.round_trip(), {}};
+}
+
 double middle(std::vector<double> values) {
   const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::ranges::nth_element(values, at);
@@ -94,7 +101,7 @@ Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& m
     const ConnectionEntryPtr carrier = candidate(peer);
     if (!carrier) co_return std::nullopt;
     table_.close_spare_members(peer);
-    path = measuring.path_of(*carrier->connection);
+    path = measuring.path_now(*carrier->connection);
     const double rate = measuring.rate_since(carried(peer), path, self_.runtime.now());
     const bool counts = rate >= kBusy && path.round_trip >= kLongPath;
     quiet = counts ? 0 : quiet + 1;
@@ -125,13 +132,12 @@ Bundles::Carried Bundles::carried(const PeerId& peer) const {
   return sum;
 }
 
-/// As the kernel measures it; where it does not tell, as pings do.
-transport::PathState Bundles::Measuring::path_of(const transport::Connection& connection) {
-  const transport::PathState path = connection.stats().path;
-  if (path.round_trip > Duration::zero()) return path;
-  const Duration pinged = connection.round_trip();
-  if (pinged > Duration::zero()) shortest = std::min(shortest, pinged);
-  return {pinged, shortest, {}};
+/// The shortest ping is remembered, as the kernel remembers its shortest round trip.
+transport::PathState Bundles::Measuring::path_now(const transport::Connection& connection) {
+  transport::PathState path = path_of(connection);
+  if (path.lost || path.shortest <= Duration::zero()) return path;
+  path.shortest = shortest = std::min(shortest, path.shortest);
+  return path;
 }
 
 double Bundles::Measuring::rate_since(const Carried& carried, const transport::PathState& path, TimePoint now) {
@@ -144,9 +150,15 @@ double Bundles::Measuring::rate_since(const Carried& carried, const transport::P
   return static_cast<double>(std::max(carried.in - then.in, carried.out - then.out)) / to_seconds(now - last);
 }
 
-std::size_t Bundles::lanes(const PeerId& peer) const {
+/// The bundle with a peer that this side has begun; null: there is none.
+std::shared_ptr<Bundle> Bundles::opened(const PeerId& peer) const {
   const auto found = opened_.find(peer);
-  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  return bundle && !bundle->ended().is_set() ? bundle : nullptr;
+}
+
+std::size_t Bundles::lanes(const PeerId& peer) const {
+  const auto bundle = opened(peer);
   return bundle ? std::max<std::size_t>(1, bundle->lanes()) : 1;
 }
 
@@ -156,9 +168,7 @@ Task<Result<>> Bundles::grow(PeerId peer, std::size_t wanted) {
   const ConnectionEntryPtr carrier = candidate(peer);
   if (!carrier) co_return Error(cohive::Errc::closed, peer);
   const Multiaddr address = carrier->connection->remote_address();
-  const auto found = opened_.find(peer);
-  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
-  if (!bundle || bundle->ended().is_set()) CO_TRY(co_await open(peer, carrier));
+  if (!opened(peer)) CO_TRY(co_await open(peer, carrier));
   while (lanes(peer) < wanted) CO_TRY(co_await extend(peer, address));
   co_return ok();
 }
@@ -179,7 +189,17 @@ Task<Result<transport::StreamPtr>> Bundles::ask(PeerId peer, ConnectionEntryPtr 
   co_return std::move(stream);
 }
 
+Task<bool> Bundles::begin_early(PeerId peer) {
+  const ConnectionEntryPtr carrier = tended_.contains(peer) ? candidate(peer) : nullptr;
+  if (!carrier || opened(peer) || path_of(*carrier->connection).round_trip < kLongPath) co_return false;
+  const auto begun = co_await open(peer, carrier);
+  if (!begun) log::debug("p2p", "no bundle with {}: {}", peer, begun.error());
+  co_return begun.has_value();
+}
+
 Task<Result<>> Bundles::open(PeerId peer, ConnectionEntryPtr carrier) {
+  if (!opening_.insert(peer).second) co_return Error(Errc::too_many_connections, peer, "a bundle is being opened");
+  const auto done = on_exit([&] { opening_.erase(peer); });
   Id id;
   self_.runtime.random_bytes(id);
   CO_TRY(auto stream, co_await ask(peer, carrier, id));

@@ -26,6 +26,8 @@ class Bundles {
   /// \param limits  caps on what this host carries: under one, several connections carry no more than one does
   Bundles(Self& self, Handlers& handlers, ConnectionTable& table, Dialler& dialler, Identify& identify,
           transport::BandwidthLimits limits);
+  /// See Host::spread_streams: a bundle of one connection, to which others may come.
+  Task<bool> begin_early(PeerId peer);
   void close() { tasks_.cancel(); }
 
  private:
@@ -45,7 +47,7 @@ class Bundles {
     TimePoint looked = TimePoint::min();
     std::optional<TimePoint> lost;        ///< when packets were lost without a queue, the last time
     Duration shortest = Duration::max();  ///< round trip of pings
-    transport::PathState path_of(const transport::Connection& connection);
+    transport::PathState path_now(const transport::Connection& connection);
     /// Bytes per second since the last look, of the direction that carried more; 0 where that is not known.
     double rate_since(const Carried& carried, const transport::PathState& path, TimePoint now);
   };
@@ -55,6 +57,7 @@ class Bundles {
   static Task<void> tend(Bundles& bundles, PeerId peer);
   Task<std::optional<LaneGrowth::Load>> measure(PeerId peer, Measuring& measuring);
   Carried carried(const PeerId& peer) const;
+  std::shared_ptr<Bundle> opened(const PeerId& peer) const;
   std::size_t lanes(const PeerId& peer) const;
   Task<Result<>> grow(PeerId peer, std::size_t wanted);
   Task<Result<>> open(PeerId peer, ConnectionEntryPtr carrier);
@@ -70,7 +73,7 @@ class Bundles {
   ConnectionTable& table_;
   Dialler& dialler_;
   std::map<PeerId, Held> opened_, accepted_;
-  std::set<PeerId> tended_;
+  std::set<PeerId> tended_, opening_;
   std::vector<Subscription> subscriptions_;
   TaskGroup tasks_;
 };

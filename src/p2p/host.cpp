@@ -386,6 +386,9 @@ Task<Result<>> Host::ensure_capacity(PeerId peer, std::uint64_t bytes, Transfer 
   const CircuitRoom where{impl_->self, impl_->table, impl_->book, impl_->dialler};
   co_return co_await p2p::ensure_capacity(where, peer, bytes, transfer, deadline);
 }
+Task<bool> Host::spread_streams(PeerId peer) {
+  return impl_->bundles.begin_early(peer);
+}
 Task<Result<transport::StreamPtr>> Host::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
   return impl_->routing.open_stream(peer, std::move(protocol), deadline);
 }

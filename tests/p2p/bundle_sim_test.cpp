@@ -114,6 +114,18 @@ TEST_F(Bundles, CarryWhatTheOtherSideSends) {
   EXPECT_TRUE(received.in_order);
 }
 
+TEST_F(Bundles, CarryAStreamThatIsOlderThanMostOfTheirConnections) {
+  const double on_one = 4 * kTransfer / kRate;
+  const auto [alice, bob] = pair();
+  EXPECT_GT(seconds(*alice, *bob, 4 * kTransfer), 0.9 * on_one) << "a stream stays where it began";
+  const auto [carol, dave] = pair();
+  EXPECT_TRUE(swarm.run(carol->spread_streams(dave->id())));
+  EXPECT_FALSE(swarm.run(carol->spread_streams(dave->id()))) << "they are";
+  EXPECT_FALSE(swarm.run(dave->spread_streams(carol->id()))) << "the side that has dialled begins bundles";
+  EXPECT_LT(seconds(*carol, *dave, 4 * kTransfer), 0.7 * on_one);
+  EXPECT_TRUE(received.in_order);
+}
+
 TEST_F(Bundles, AreOneConnectionAgainWhenNothingIsTransferred) {
   const auto [alice, bob] = pair();
   warm(*alice, *bob);

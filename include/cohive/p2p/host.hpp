@@ -191,6 +191,11 @@ class Host {
   /// lies between, waits for a direct connection to take its place, or opens another circuit. Errc::limit_exceeded:
   /// neither helps.
   Task<Result<>> ensure_capacity(PeerId peer, std::uint64_t bytes, Transfer transfer, Deadline deadline);
+  /// Before a large transfer: has the streams to a peer that are opened from now on go over all connections that are
+  /// added while they last. A stream that was opened before stays on the one that it began on. Returns whether that
+  /// changes anything: to a cohive peer that this side has dialled, on a long path
+  /// (HostOptions::max_bundled_connections).
+  Task<bool> spread_streams(PeerId peer);
   /// A stream on which `protocol` has been proposed: lazily when identify listed it, else after the peer's answer.
   Task<Result<transport::StreamPtr>> open_stream(PeerId peer, std::string protocol, Deadline deadline);
   /// Serves a protocol. The handler's tasks belong to the host. Peers are told by identify push (coalesced).

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kPasses = 3;           // over the donors declared at the time
 constexpr Duration kPassPause = 2s;  // then twice as long: a donor that lost its connection may be back, and be dialled
+constexpr std::uint64_t kLarge = 16 << 20;  // bytes; less comes before more connections would
 constexpr std::size_t kMaxDonors = 64, kReplicasRead = 3;
 constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 
@@ -74,12 +75,13 @@ Task<Result<DownloadedState>> download_whole(Dht& dht, PeerId donor, const Downl
 }
 
 /// A call to the donor whose manifest is there, on a path that carries what we do not have of its state. A new one
-/// where a relay carries less.
+/// where a relay carries less, or where that is so much that more connections may help.
 Task<Result<DonorCall>> call_with_room(Dht& dht, DonorCall call, const PieceSource& pieces,
                                        const PartialState& partial) {
   const std::uint64_t missing = partial.wanted_of(call.manifest) - (call.root == partial.root() ? partial.bytes() : 0);
-  if (call.call->receive_quota() >= missing) co_return call;
+  const bool fits = call.call->receive_quota() >= missing;
   const PeerId donor = call.call->peer();
+  if (fits && (missing < kLarge || !co_await dht.host().spread_streams(donor))) co_return call;
   call.call.reset();
   if (auto room = co_await find_room(dht.host(), donor, missing); !room) co_return room.error();
   co_return co_await call_donor(dht.host(), donor, pieces.protocol, {}, pieces.chunk_timeout, pieces.max_bytes);

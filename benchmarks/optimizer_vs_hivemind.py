@@ -193,8 +193,8 @@ def places(link):
 
 
 class Peer:
-    def __init__(self, command):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    def __init__(self, command, log=subprocess.DEVNULL):
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                                         start_new_session=True)
         self.initial_peers = self.read()["initial_peers"]
 

@@ -106,14 +106,14 @@ def send_to(address):
             out.sendall(block)
 
 
-def trainer(options, host, initial_peers=()):
+def trainer(options, host, initial_peers=(), log=subprocess.DEVNULL):
     """Averages all the time: a batch takes next to nothing, and nothing is in the background."""
     tensors = max(1, round(options.millions * 1e6 / 2048 / 2048))
     command = [pathlib.Path(options.bin, "cohive-bench-trainer"), f"--tensors={tensors}", "--batches=4"]
     command += ["--epochs=1000000", "--work=0.02", f"--listen=/ip4/{host.addresses[4]}/tcp/0", "--fp16"]
     command += ["--matchmaking-time=2", "--delay-state-averaging=false"]
     command += [f"--congestion-control={options.algorithm}"]
-    return Peer(host.command([*command, *(["--initial-peers", *initial_peers] if initial_peers else [])]))
+    return Peer(host.command([*command, *(["--initial-peers", *initial_peers] if initial_peers else [])]), log)
 
 
 def end(peer):

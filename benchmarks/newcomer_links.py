@@ -6,7 +6,7 @@
 
 The link is that of tests/nat (namespaces and cohive-link-emulator; needs root): --rate Mbit/s, --delay ms there and
 back, --loss percent of the packets in each direction. One trainer trains; a second one is started, and downloads the
-state, 12 bytes for each parameter, over as many connections as it chooses. Seconds from its first batch until it has it.
+state, 12 bytes for each parameter, over as many connections as it chooses. Seconds from its first batch until then.
 """
 
 import argparse

@@ -159,9 +159,10 @@ TcpProgress tcp_progress(int fd) {
   socklen_t size = sizeof info;
   if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return {};
   if (size < offsetof(tcp_info, tcpi_delivered) + sizeof info.tcpi_delivered) return {};
-  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss,
-          {std::chrono::microseconds(info.tcpi_rtt), std::chrono::microseconds(info.tcpi_min_rtt),
-           std::uint64_t{info.tcpi_total_retrans} + info.tcpi_rcv_ooopack}};
+  PathState path{std::chrono::microseconds(info.tcpi_rtt), std::chrono::microseconds(info.tcpi_min_rtt), {}};
+  if (size >= offsetof(tcp_info, tcpi_rcv_ooopack) + sizeof info.tcpi_rcv_ooopack)
+    path.lost = std::uint64_t{info.tcpi_total_retrans} + info.tcpi_rcv_ooopack;
+  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss, path};
 }
 
 }  // namespace cohive::transport

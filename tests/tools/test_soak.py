@@ -1,0 +1,49 @@
+"""How soon a soak's run has its pace again (tools/soak.py).
+
+Usage: test_soak.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
+"""
+
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+import soak
+
+USUAL = 10  # epochs a second
+
+
+def paced(troubles, slow=()):
+    """A run of 200 s, a look a second, in which no epoch ends within the times of `slow`."""
+    pace, epochs = soak.Pace(), 0
+    for second in range(200):
+        pace.looks.append((second, epochs))
+        if not any(begin <= second < end for begin, end in slow):
+            epochs += USUAL
+    pace.troubles = [(second, f"trouble at {second}") for second in troubles]
+    return pace
+
+
+class PaceOfASoak(unittest.TestCase):
+    def test_a_trouble_that_slows_nobody_is_over_at_once(self):
+        usual, found = paced([50, 80]).back_after()
+        self.assertAlmostEqual(usual, USUAL)
+        self.assertEqual(found, [(0, "trouble at 50"), (0, "trouble at 80")])
+
+    def test_the_time_until_half_of_the_pace_is_told(self):
+        _, found = paced([50], slow=[(50, 70)]).back_after()
+        self.assertAlmostEqual(found[0][0], 20, delta=soak.PACE_OVER)
+
+    def test_what_goes_on_into_the_next_trouble_is_that_ones(self):
+        _, found = paced([50, 60], slow=[(50, 90)]).back_after()
+        self.assertEqual(found[0][0], 10)
+        self.assertGreater(found[1][0], soak.BACK_WITHIN)
+
+    def test_a_run_that_never_comes_back_is_told(self):
+        _, found = paced([150], slow=[(150, 200)]).back_after()
+        self.assertGreater(found[0][0], soak.BACK_WITHIN)
+
+
+if __name__ == "__main__":
+    sys.argv.pop(1)
+    unittest.main(verbosity=2)

@@ -284,10 +284,10 @@ TEST(Runtime, CountsTurnsInWhichNothingElseIsServedAndNamesOne) {
   const auto stalls = runtime->metrics().counter("cohive_core_loop_stalls_total", "");
   TaskGroup group(*runtime, "workers");
   ::testing::internal::CaptureStderr();
-  for (int i = 0; i < 40; ++i)
+  for (int i = 0; i < 16; ++i)
     group.spawn(
         []() -> Task<void> {
-          spin_for(10ms);
+          spin_for(20ms);
           co_return;
         }(),
         "a hog");

@@ -165,7 +165,8 @@ class Soak:
             return
         usual, found = self.pace.back_after()
         times = sorted(seconds for seconds, _ in found)
-        say(f"{usual:.1f} epochs a second; after a trouble again after {statistics.median(times):.0f} s (median), {times[-1]:.0f} s (most)")
+        say(f"{usual:.1f} epochs a second; after a trouble again after "
+            f"{statistics.median(times):.0f} s (median), {times[-1]:.0f} s (most)")
         for seconds, what in found:
             if seconds > BACK_WITHIN:
                 self.fault(f"{what}: the run had its pace again after {seconds:.0f} s")

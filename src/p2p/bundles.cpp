@@ -10,6 +10,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/multistream.hpp"
+#include "core/detail/median.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -34,12 +35,6 @@ transport::PathState path_of(const transport::Connection& connection) {
   const transport::PathState path = connection.stats().path;
   if (path.round_trip > Duration::zero()) return path;
   return {connection.round_trip(), connection.round_trip(), {}};
-}
-
-double middle(std::vector<double> values) {
-  const auto at = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::ranges::nth_element(values, at);
-  return *at;
 }
 
 }  // namespace
@@ -113,10 +108,10 @@ Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& m
     rates.push_back(rate);
     round_trips.push_back(to_seconds(path.round_trip));
   }
-  const double rate = middle(rates);
+  const double rate = median(rates);
   const bool held_back = !path.lost || rate * to_seconds(path.shortest) >= kBuffers ||
                          (measuring.lost && self_.runtime.now() - *measuring.lost < kLossesCount);
-  co_return LaneGrowth::Load{rate, from_seconds(middle(round_trips)), path.shortest, held_back};
+  co_return LaneGrowth::Load{rate, from_seconds(median(round_trips)), path.shortest, held_back};
 }
 
 /// What all connections with a peer have carried.
@@ -221,8 +216,7 @@ Task<Result<>> Bundles::extend(PeerId peer, Multiaddr address) {
 
 /// The connections that are left over are closed as surplus.
 void Bundles::shrink(const PeerId& peer, std::size_t wanted) {
-  const auto found = opened_.find(peer);
-  const auto bundle = found == opened_.end() ? nullptr : found->second.bundle.lock();
+  const auto bundle = opened(peer);
   while (bundle && bundle->lanes() > std::max<std::size_t>(1, wanted)) bundle->drop_lane();
 }
 

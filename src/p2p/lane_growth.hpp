@@ -20,7 +20,7 @@ class LaneGrowth {
     Duration shortest = Duration::max();  ///< round trip that there was without a queue
     bool held_back = true;  ///< packets were lost without a queue, or as much is on its way as buffers may hold
   };
-  /// Whether bytes wait for the thinnest link of a path.
+  /// Returns whether bytes wait for the thinnest link of a path.
   static bool is_queueing(Duration round_trip, Duration shortest);
 
   explicit LaneGrowth(std::size_t most) : most_(most) {}

@@ -5,7 +5,7 @@
 
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/log.hpp"
-#include "median.hpp"
+#include "core/detail/median.hpp"
 
 namespace cohive::train {
 namespace {

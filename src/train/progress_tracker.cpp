@@ -8,9 +8,9 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/names.hpp"
 #include "cohive/dht/schema.hpp"
+#include "core/detail/median.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "majority.hpp"
-#include "median.hpp"
 #include "progress_entry.hpp"
 #include "shards/shards.hpp"
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "median.hpp"
+#include "core/detail/median.hpp"
 
 namespace cohive::train {
 namespace {

@@ -20,12 +20,12 @@
 
 namespace cohive::transport {
 
-/// What the kernel knows of a TCP connection.
+/// TcpProgress is what the kernel knows of a TCP connection.
 struct TcpProgress {
   std::uint64_t delivered = 0;  ///< bytes that the peer has acknowledged, in whatever order, since the connection began
   PathState path;
 };
-/// Of a socket; all is zero where the kernel does not tell.
+/// Asks the kernel about a socket; all is zero where it does not tell.
 TcpProgress tcp_progress(int fd);
 
 class FlightLimit {

@@ -8,8 +8,8 @@
 #include "cohive/proto/progress.pb.h"
 #include "cohive/train/progress_tracker.hpp"
 #include "core/detail/bounded_parse.hpp"
+#include "core/detail/median.hpp"
 #include "train/majority.hpp"
-#include "train/median.hpp"
 #include "train/progress_entry.hpp"
 
 namespace cohive::train {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace cohive::train {
+namespace cohive {
 
 /// Returns the larger one of the two in the middle where the count is even. There is a value at least.
 inline double median(std::vector<double> values) {
@@ -13,4 +13,4 @@ inline double median(std::vector<double> values) {
   return *middle;
 }
 
-}  // namespace cohive::train
+}  // namespace cohive

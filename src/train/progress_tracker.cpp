@@ -231,7 +231,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
       if (self.snapshot().peers <= (first ? 1 : 0)) self.fetch_soon();
     }
     // Joins bursts of reports.
-    const Deadline next = self.runtime_.after(self.least_period(self.snapshot().peers) / 2);
+    const Deadline next = self.runtime_.after(self.least_period(self.snapshot().expected) / 2);
     while (!self.urgent_ && self.runtime_.now() < next.at()) (void)co_await self.changed_.wait(next);
     self.urgent_ = false;
   }
@@ -278,12 +278,12 @@ std::size_t ProgressTracker::expected_of(const GlobalProgress& progress) const {
 void ProgressTracker::dial_strangers() {
   if (dialling_ || drawn_) return;
   const TimePoint now = runtime_.now();
-  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second.again && !reports_.contains(one.first); });
+  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second && !reports_.contains(one.first); });
   for (const auto& [peer, report] : reports_) {
     if (report.client || peer == dht_.host().id() || is_met(peer) || dht_.host().connected(peer)) continue;
-    Dial& last = dialled_[peer];
-    if (now < last.again) continue;
-    last.again = now + kDialAgain;
+    TimePoint& again = dialled_[peer];
+    if (now < again) continue;
+    again = now + kDialAgain;
     dialling_ = true;
     return tasks_.spawn(dial(*this, peer), "dial a trainer");
   }
@@ -292,15 +292,7 @@ void ProgressTracker::dial_strangers() {
 Task<void> ProgressTracker::dial(ProgressTracker& self, PeerId stranger) {
   const bool reached = (co_await self.dht_.host().connect(stranger, self.runtime_.after(kDialTime))).has_value();
   self.dialling_ = false;
-  self.dialled_[stranger].in_vain = !reached;
   if (reached) self.set(self.snapshot());
-}
-
-/// Reporting trainers that could not be reached when they were dialled last.
-std::size_t ProgressTracker::dialled_in_vain() const {
-  return static_cast<std::size_t>(std::ranges::count_if(dialled_, [this](const auto& one) {
-    return one.second.in_vain && reports_.contains(one.first) && !dht_.host().connected(one.first);
-  }));
 }
 
 std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
@@ -486,7 +478,9 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
     represented += ours ? 0 : alike ? each : 1;
     const double like = alike ? each * speeds.usual : 1;  // trainers that it stands for
     const double speed = alike ? std::min(entry.samples_per_second, speeds.most) : entry.samples_per_second;
-    global.samples_per_second += like * speed;
+    // A stranger that claims to be ahead adds nothing to this epoch, however fast it claims to be.
+    const bool claims_to_be_ahead = entry.epoch > global.epoch && !(entry.peer && is_met(*entry.peer));
+    if (ours || !claims_to_be_ahead) global.samples_per_second += like * speed;
     if (entry.epoch != global.epoch || ours) continue;
     global.samples += like * entry.samples;
     others_.push_back({like * entry.samples, like * speed, entry.time});
@@ -494,10 +488,11 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
   global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = until_target(global);
-  const auto peers = static_cast<double>(global.peers);
+  const std::size_t there = expected_of(global);
+  const auto peers = static_cast<double>(there);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
   global.eta = dht_.now() + wait;
-  const Duration least = least_period(global.peers);
+  const Duration least = least_period(there);
   // A peer that has just begun to look may see a run grow from one trainer to a hundred: it looks again and again.
   const Duration longest = std::clamp<Duration>(runtime_.now() - started_, least, options_.max_refresh_period);
   next_fetch_ = runtime_.now() + std::clamp<Duration>(from_seconds(wait * peers / expected), least, longest);
@@ -512,10 +507,9 @@ double ProgressTracker::until_target(const GlobalProgress& global) const {
   return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
 }
 
-/// The record grows with the peers, and so does the number of its readers. Reports of peers that are not there must not
-/// make all others look less often.
-Duration ProgressTracker::least_period(std::size_t peers) const {
-  const std::size_t readers = drawn_ ? peers : reports_.size() - dialled_in_vain();
+/// The record grows with the trainers, and so does the number of its readers. Reports of peers that are not there must
+/// not make all others look less often, so that those count which a round would wait for.
+Duration ProgressTracker::least_period(std::size_t readers) const {
   return std::clamp<Duration>(from_seconds(static_cast<double>(readers) * kRefreshPerPeer), options_.min_refresh_period,
                               options_.max_refresh_period);
 }
@@ -523,13 +517,14 @@ Duration ProgressTracker::least_period(std::size_t peers) const {
 /// The record of many trainers is large, and each of them reads it. A newcomer does not know how large it is.
 Task<Result<dht::GetResult>> ProgressTracker::read_record() {
   const std::string key = options_.run_id + "_progress";
-  const std::size_t peers = snapshot().peers;
-  if (!looked_ || peers > kTooManyPeers) {
+  const GlobalProgress last = snapshot();
+  if (!looked_ || last.peers > kTooManyPeers) {
     // All reports are signed: of what strangers have put beside them there may be any amount.
     auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, {.most_entries = kRecordsSampled, .only_owned = true});
     if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
   }
-  if (!looked_ || peers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
+  // Some replicas may lack what others have, and of few trainers each report counts. Claims do not make them many.
+  if (!looked_ || last.expected > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
   co_return co_await dht_.get(key, true);
 }
 

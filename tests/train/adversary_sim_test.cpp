@@ -38,6 +38,14 @@ TEST_P(SeveralAdversaries, AsAThirdOfThePeersSlowNobodyDown) {
   expect_unharmed(AdversaryRun(GetParam()));
 }
 
+/// Many claims once made trainers read few replicas, of which sybils leave some without the reports of others.
+TEST(AdversariesTogether, DoNotMakeTrainersReadOldReports) {
+  sim::AdversaryRuns runs;
+  const auto report = runs.run(AdversaryRun(32975, {AdversaryRole::sybils, AdversaryRole::claimants}));
+  EXPECT_EQ(report.harm(), "");
+  EXPECT_LT(report.run.samples_error, 0.1) << "without hostile peers " << report.without.samples_error;
+}
+
 constexpr std::uint64_t kFirstOfSeveral = sim::kAdversaryRoles.size();
 INSTANTIATE_TEST_SUITE_P(Runs, SeveralAdversaries,
                          ::testing::Range(kFirstOfSeveral, kFirstOfSeveral + (kSanitized ? 1 : 3)));

@@ -17,9 +17,10 @@ class ProgressLiars : public Progress {
     liar.add_validator(key);
     return liar;
   }
-  void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration) {
+  void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration,
+             double speed = 1) {
     using namespace msgpack;
-    const Map report = sim::progress_record(liar.host().id().bytes(), epoch, samples, 1.0, time);
+    const Map report = sim::progress_record(liar.host().id().bytes(), epoch, samples, speed, time);
     EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, expiration));
     swarm.pass(5s);
   }
@@ -52,10 +53,11 @@ TEST_F(ProgressLiars, OneClaimOfAFarEpochMovesNobody) {
   Dht& liar = add_liar();
   double later = 60;
   for (const std::uint64_t epoch : {std::uint64_t{1} << 40, ~std::uint64_t{0}}) {
-    claim(liar, epoch, 1, liar.now(), in(++later));
+    claim(liar, epoch, 1, liar.now(), in(++later), 1000);
     swarm.run(first.refresh());
     EXPECT_EQ(first.snapshot().epoch, 2u);
     EXPECT_LE(first.snapshot().claimed, std::uint64_t{1} << 48) << "one more epoch must not wrap around";
+    EXPECT_LT(first.snapshot().samples_per_second, 50) << "it would end the epoch early";
   }
 }
 
@@ -182,8 +184,7 @@ TEST_F(ProgressCrowds, ThatAreNotThereMakeNobodyLookLessOften) {
     const auto made_up = KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(i + 100))).peer_id();
     report_as(i % 2 == 0 ? made_up.bytes() : as_bytes("no peer id"), 0);
   }
-  looks_in_20_seconds();  // they are dialled
-  EXPECT_GE(looks_in_20_seconds(), before - 2);
+  EXPECT_GE(looks_in_20_seconds(), before * 9 / 10);
   tasks.cancel();
 }
 

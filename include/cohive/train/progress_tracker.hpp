@@ -168,7 +168,6 @@ class ProgressTracker {
   bool is_absent(const PeerId& peer) const;
   std::size_t expected_of(const GlobalProgress& progress) const;
   void dial_strangers();
-  std::size_t dialled_in_vain() const;
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
   bool trains() const;
   ShardReport own_report() const;
@@ -192,7 +191,7 @@ class ProgressTracker {
   Speeds compare_speeds(const std::vector<Entry>& entries);
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
   double until_target(const GlobalProgress& global) const;
-  Duration least_period(std::size_t peers) const;
+  Duration least_period(std::size_t readers) const;
   bool looked_ = false, others_began_ = false;
   bool drawn_ = false;  // the trainers in sight are some of them
   double uptime() const { return to_seconds(runtime_.now().time_since_epoch()); }  // whatever the clock is set to
@@ -242,11 +241,7 @@ class ProgressTracker {
   std::unordered_map<PeerId, Absence> absent_;
   std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
       met_;                                        // the same as it was then; empty: it had not reported yet
-  struct Dial {
-    TimePoint again{};  // not before
-    bool in_vain = false;
-  };
-  std::unordered_map<PeerId, Dial> dialled_;  // strangers without a connection
+  std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection, and when they are dialled again
   bool dialling_ = false;
   std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
   std::unique_ptr<ProgressShards> shards_;

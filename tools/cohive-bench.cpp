@@ -128,6 +128,10 @@ int main(int argc, char** argv) {
   train_sim->add_option("--group", settings.group, "trainers in a group, about; 0: one of all (default 128)")
       ->transform(tools::whole(0, 10000));
   train_sim
+      ->add_option("--connections", settings.connections,
+                   "that each trainer keeps, about; fewer take less memory (default 0: as many as hosts keep)")
+      ->transform(tools::whole(0, 1024));
+  train_sim
       ->add_option("--sharded-above", settings.sharded_above,
                    "trainers from which on progress is told in shards; 0: never (default 128)")
       ->transform(tools::whole());

@@ -24,6 +24,7 @@ namespace {
 constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
+constexpr Duration kShortGrace = 10s;          // of connections, where hosts shall have few
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 double uniform(Random& random, double from, double to) {
@@ -133,6 +134,11 @@ class SimulatedSwarm final : public TrainSwarm {
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
     host_options.transport.keepalive_interval = kTrainerKeepalive;
     host_options.memory_budget = scenario_.memory_budget;
+    if (scenario_.connections > 0) {
+      host_options.high_water = scenario_.connections;
+      host_options.low_water = scenario_.connections * 3 / 4;
+      host_options.trim_grace = kShortGrace;
+    }
     node.host = std::make_unique<p2p::Host>(*node.machine, KeyPair::ed25519_from_seed(seed), host_options);
     node.host->start().value();
     budgets_.push_back(node.host->memory());

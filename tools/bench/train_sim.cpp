@@ -40,6 +40,7 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.seed = settings.seed;
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
+    scenario.connections = settings.connections;
     if (settings.local_steps > 0) use_local_steps(scenario, settings);
     scenario.tune = [&settings, tune = std::move(scenario.tune)](train::RunOptions& options) {
       options.tracker_options.sharded_above = settings.sharded_above;

@@ -78,6 +78,27 @@ TEST_F(EndedMembers, AreNotWaitedForWhenTheyEndBeforeTheRoundRuns) {
   }
 }
 
+/// Peer routing, which might know other addresses of a member, asks nodes that may be asleep.
+TEST_F(EndedMembers, AreNotLookedForWhileTheOthersWait) {
+  add_three();
+  auto& sleeper = swarm.add_host();
+  Dht sleeping(sleeper);
+  ASSERT_TRUE(swarm.run(sleeping.start({swarm.host(0).visible_addresses().front()})));
+  swarm.pass(5s);
+  auto rounds = begin_all();
+  for (auto& round : rounds)
+    while (round.stage() != Round::Stage::awaiting_trigger) swarm.pass(100ms);
+  swarm.fabric().crash(sim::Swarm::ip(4));
+  kill(2);
+  rounds[0].trigger();
+  rounds[1].trigger();
+  for (std::size_t i = 0; i < 2; ++i) {
+    Result<RoundReport> result = Error(Errc::no_group);
+    EXPECT_LE(time_of(result, rounds[i]), kAfterRedial);
+    EXPECT_TRUE(result) << result.error();
+  }
+}
+
 TEST_F(EndedMembers, AreNotWaitedForEvenIfTheyWouldReduceNothing) {
   add_two();
   auto idle = slow();

@@ -298,12 +298,25 @@ Task<void> AllReduce::exchange_with(AllReduce& self, TensorParts& tensors, std::
   log::warn("averaging", "{} of {} parts keep local values: {}", parts - exchange.applied, parts, *exchange.failure);
 }
 
+/// Where a redial finds that the member's process has ended, peer routing is not asked for other addresses of it.
+Task<Result<>> AllReduce::connect_reducer(AllReduce& self, std::size_t member, Deadline deadline) {
+  const auto until_refused = [](AllReduce& round, std::size_t one) -> Task<void> {
+    while (!round.members_[one].refused) co_await round.broken_.wait();
+  };
+  // A relay that would end the connection half way costs more than it brings.
+  auto outcome = co_await race(
+      self.runtime_,
+      self.host_.ensure_capacity(self.peer(member), self.bytes_to(member), p2p::Transfer::to_peer, deadline),
+      until_refused(self, member));
+  if (outcome.index() == 0) co_return std::get<0>(std::move(outcome));
+  co_return Error(cohive::Errc::reset, self.peer(member), "connections to it are refused");
+}
+
 Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange) {
   if (members_[member].left) co_return Error(Errc::members_left);
   const Duration patience = setup_.reducer_timeout;
   const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
-  // A relay that would end the connection half way costs more than it brings.
-  const auto room = co_await host_.ensure_capacity(peer(member), bytes_to(member), p2p::Transfer::to_peer, dialled);
+  const auto room = co_await connect_reducer(*this, member, dialled);
   if (!room) {
     members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
     co_return room.error();

@@ -107,6 +107,7 @@ class AllReduce {
   Task<Result<>> reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part);
 
   static Task<void> exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
+  static Task<Result<>> connect_reducer(AllReduce& self, std::size_t member, Deadline deadline);
   Task<Result<>> call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange);
   Task<Result<Outgoing>> prepare_part(TensorParts& tensors, std::size_t member, std::size_t index);
   static Task<void> encode_parts(AllReduce& self, TensorParts& tensors, std::size_t member, EncodedParts& encoded);
@@ -178,6 +179,7 @@ class AllReduce {
   struct MemberState {
     enum class Stream { none, open, complete } stream = Stream::none;  // that it sends its parts on
     bool unreachable = false;                                          // when we called it
+    bool refused = false;                                              // when it was dialled again
     bool left = false;
     bool seen = false;                   // connected, since we began
     bool redialled = false;              // since it was connected

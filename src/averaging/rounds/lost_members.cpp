@@ -151,7 +151,7 @@ void AllReduce::ban_the_absent(std::size_t sender, Deadline absent, TimePoint no
     ban(sender, Error(cohive::Errc::timeout, peer(sender), "it never sent a part"));
   if (host_.connected(peer(sender))) {
     member.seen = true;
-    member.redialled = false;
+    member.redialled = member.refused = false;
     member.gone.reset();
   } else if (member.seen || member.unreachable) {
     if (!member.gone) member.gone = now;
@@ -170,8 +170,10 @@ bool AllReduce::may_have_ended(std::size_t sender, bool late) const {
 }
 
 Task<void> AllReduce::redial(AllReduce& self, std::size_t sender) {
-  const bool refused = co_await is_refused(self.host_, self.peer(sender));
-  if (refused && self.members_[sender].stream == MemberState::Stream::none)
+  MemberState& member = self.members_[sender];
+  member.refused = co_await is_refused(self.host_, self.peer(sender));
+  self.broken_.notify_all();
+  if (member.refused && member.stream == MemberState::Stream::none)
     self.ban(sender, Error(cohive::Errc::reset, self.peer(sender), "connections to it are refused"));
 }
 

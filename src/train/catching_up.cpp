@@ -232,6 +232,7 @@ Task<Result<averaging::DownloadedState>> CatchingUp::download(std::uint64_t leas
   how.on_progress = run_.options.on_download;
   how.max_bytes = most_state_bytes(run_.replica) + run_.kept.elements() * sizeof(float);
   how.without = std::exchange(useless_donors_, {});
+  how.asleep = run_.tracker.absent();
   // Whoever holds the key of the declarations in the DHT could keep them from a peer that has fallen behind.
   const std::uint64_t least = std::max(least_epoch, run_.counts.epoch() + (joined() ? 1 : 0));
   if (known_.is_over(run_.runtime.now()))

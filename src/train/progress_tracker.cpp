@@ -303,6 +303,13 @@ std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
   return all;
 }
 
+std::vector<PeerId> ProgressTracker::absent() const {
+  std::vector<PeerId> peers;
+  for (const auto& [peer, report] : reports_)
+    if (is_absent(peer)) peers.push_back(peer);
+  return peers;
+}
+
 bool ProgressTracker::someone_is_behind() const {
   return std::ranges::any_of(reports_, [this](const auto& one) {
     return one.second.epoch < epoch_ && one.first != dht_.host().id() && is_met(one.first) && !is_absent(one.first);

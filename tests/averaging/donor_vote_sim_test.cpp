@@ -74,6 +74,41 @@ TEST_F(SharedStates, OutvotedDonorsAreNotAskedWhenTheOthersAreLost) {
   EXPECT_FALSE(result) << "not that of the liar";
 }
 
+TEST_F(SharedStates, DonorsThatSleepHoldNoVoteUp) {
+  add();
+  for (int i = 0; i < 2; ++i) donor(state_with(5, 1), 5);
+  DownloadOptions how;
+  for (int i = 0; i < 2; ++i) how.asleep.push_back(donor(state_with(5, 1), 5).id());
+  auto& late = newcomer();
+  for (const std::size_t sleeper : {4, 5}) swarm.fabric().crash(sim::Swarm::ip(sleeper));
+  for (std::size_t i = 1; i <= 4; ++i) {  // it has averaged with them
+    late.dht->host().reputation().record_success(peers[i]->id());
+    how.known.emplace_back(peers[i]->id(), 5);
+  }
+  const TimePoint start = swarm.runtime().now();
+  const auto state = download(late, how);
+  ASSERT_TRUE(state) << state.error();
+  EXPECT_LT(swarm.runtime().now() - start, 1500ms) << "the state itself, and a short look at the DHT";
+}
+
+/// A donor that is lost half way is gone on for by one that holds the same bytes, if there is one awake.
+TEST_F(SharedStates, HelpersThatSleepHoldNoDownloadUp) {
+  add();
+  donor(state_with(5, 1), 9);
+  donor(state_with(5, 1), 8);
+  donor(state_with(4, 3), 1);
+  auto& late = newcomer();
+  swarm.fabric().crash(sim::Swarm::ip(3));
+  begin(late);
+  swarm.pass(10s);
+  swarm.fabric().kill(sim::Swarm::ip(2));
+  const TimePoint start = swarm.runtime().now();
+  for (int i = 0; i < 60 && !result; ++i) swarm.pass(1s);
+  ASSERT_TRUE(result && *result);
+  EXPECT_EQ((*result)->donor, peers[3]->id());
+  EXPECT_LE(swarm.runtime().now() - start, 20s) << "most of it for the other state";
+}
+
 TEST_F(SharedStates, ManySybilsOfOneNetworkHaveOneVoice) {
   const auto at = [&](const std::string& ip) -> StateSharer& {  // public addresses, of which a /24 is one network
     auto peer = std::make_unique<StateSharer>();

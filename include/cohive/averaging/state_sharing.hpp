@@ -62,6 +62,7 @@ struct DownloadOptions {
   /// Donors that claim less are not asked.
   double min_priority = -std::numeric_limits<double>::infinity();
   std::vector<PeerId> without = {};  ///< peers that are not asked
+  std::vector<PeerId> asleep = {};   ///< peers that may be: asked when all others have failed, and not waited for
   /// Peers that are known to average, and their priorities: asked once as if they had declared themselves, and no error
   /// where they share nothing. What is declared may be kept from this peer.
   std::vector<std::pair<PeerId, double>> known = {};

@@ -138,6 +138,8 @@ class ProgressTracker {
   };
   /// Returns them, those that this peer is connected with first.
   std::vector<Trainer> trainers() const;
+  /// Returns the reporting trainers that rounds do not wait for. Loop thread.
+  std::vector<PeerId> absent() const;
   /// Tells whether a trainer that this one has averaged with has not reached its epoch yet.
   bool someone_is_behind() const;
   /// Tells whether other trainers average with this one, or did so until `grace` ago. The loop's thread.

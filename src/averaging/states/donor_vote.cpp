@@ -6,6 +6,7 @@
 #include <iterator>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "averaging/tensors/decode_into.hpp"
 #include "codec/detail/values.hpp"
@@ -110,9 +111,12 @@ bool agree(const Voter& a, const Voter& b) {
 
 // ---- Asking
 
-Task<void> ask(Dht& dht, PeerId donor, const PieceSource& source, Deadline deadline, std::vector<Voter>& voters) {
+/// \param silent  this donor is among them, and is not once it has answered, whatever it was
+Task<void> ask(Dht& dht, PeerId donor, const PieceSource& source, Deadline deadline, std::vector<Voter>& voters,
+               std::set<PeerId>& silent) {
   auto asking = call_donor(dht.host(), donor, source.protocol, {}, source.chunk_timeout, source.max_bytes);
   auto call = co_await within(dht.runtime(), deadline, std::move(asking), "vote of a donor");
+  if (call || call.error() != cohive::Errc::timeout) silent.erase(donor);
   if (!call) {
     log::debug("averaging", "{} does not vote: {}", donor, call.error());
     co_return;
@@ -225,14 +229,20 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   for (std::size_t i = kVotersByRank; i < candidates.size(); ++i)
     std::swap(candidates[i], candidates[i + runtime.random()() % (candidates.size() - i)]);
   std::vector<Voter> voters;
+  std::set<PeerId> silent;
   for (int batch = 0; batch < kBatches && !candidates.empty() && independent(voters) < kIndependent; ++batch) {
     std::vector<Task<void>> asked;
-    for (std::size_t i = 0; i < std::min(kVoters, candidates.size()); ++i)
-      asked.push_back(ask(dht, candidates[i], source, end, voters));
+    for (std::size_t i = 0; i < std::min(kVoters, candidates.size()); ++i) {
+      silent.insert(candidates[i]);
+      asked.push_back(ask(dht, candidates[i], source, end, voters, silent));
+    }
     candidates.erase(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(asked.size()));
     const std::size_t before = voters.size();
     co_await await_most(runtime, std::move(asked), [&] { return voters.size() - before; });
   }
+  std::erase_if(result.order, [&](const PeerId& donor) { return silent.contains(donor); });
+  std::ranges::copy_if(donors, std::back_inserter(result.order),
+                       [&](const PeerId& donor) { return silent.contains(donor); });
   const bool all_equal =
       std::ranges::all_of(voters, [&](const Voter& v) { return v.call.root == voters[0].call.root; });
   if (!all_equal) {
@@ -252,14 +262,14 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   const auto weight = [&](const Voter& voter) { return std::pair(support(voter), -rank(voter.peer)); };
   std::ranges::sort(voters, [&](const Voter& a, const Voter& b) { return weight(a) > weight(b); });
   if (voters.front().peers + voters.front().acquaintances == 0) co_return result;  // of strangers no two agree
-  result.order.clear();
+  const auto rest = std::exchange(result.order, {});
   for (const Voter& voter : voters) {
     if (agree(voter, voters.front()))
       result.order.push_back(voter.peer);
     else if (support(voter) < support(voters.front()))
       result.outvoted.push_back(voter.peer);
   }
-  for (const PeerId& peer : donors)
+  for (const PeerId& peer : rest)
     if (std::ranges::find(result.order, peer) == result.order.end() &&
         std::ranges::find(result.outvoted, peer) == result.outvoted.end())
       result.order.push_back(peer);

@@ -23,6 +23,8 @@ constexpr int kPasses = 3;           // over the donors declared at the time
 constexpr Duration kPassPause = 2s;  // then twice as long: a donor that lost its connection may be back, and be dialled
 constexpr std::uint64_t kLarge = 16 << 20;  // bytes; less comes before more connections would
 constexpr std::size_t kMaxDonors = 64, kReplicasRead = 3;
+constexpr std::ptrdiff_t kEnoughMet = 2;    // known donors
+constexpr Duration kShortLook = 1s;
 constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 
 struct Donor {
@@ -39,8 +41,13 @@ Task<std::vector<Donor>> find_donors(Dht& dht, const DownloadSetup& setup, bool 
     if (std::isfinite(priority) && peer != dht.host().id())
       donors.push_back({priority, dht.runtime().random_unit(), peer, declared});
   };
+  // Beside those that it has averaged with a peer waits for no node of the DHT that is asleep.
+  const auto met = std::ranges::count_if(
+      setup.known, [&](const auto& one) { return dht.host().reputation().has_history(one.first); });
+  const Deadline end = with_known && met >= kEnoughMet ? dht.runtime().after(kShortLook) : Deadline::never();
   // In a large run there are far more donors than can be asked, and many newcomers read their names.
-  if (const auto declared = co_await dht.get_sampled(setup.declared_under, kReplicasRead, {.most_entries = kMaxDonors}))
+  if (const auto declared =
+          co_await dht.get_sampled(setup.declared_under, kReplicasRead, {.most_entries = kMaxDonors}, end))
     for (const auto& [subkey, entry] : declared->entries()) {
       const auto* bytes = subkey.get_if<msgpack::Bin>();
       const auto peer = bytes ? PeerId::from_bytes(as_bytes(bytes->data)) : std::nullopt;
@@ -187,6 +194,12 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_banned(peer) ||
            std::ranges::find(setup.without, peer) != setup.without.end();
   };
+  const auto is_asleep = [&](const PeerId& peer) {
+    return std::ranges::find(setup.asleep, peer) != setup.asleep.end();
+  };
+  const auto is_no_help = [&](const PeerId& peer) {
+    return is_liar(peer) || is_asleep(peer) || dht.host().refuses(peer);
+  };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min<Duration>(pass * kPassPause, deadline.remaining(runtime.now())));
     if (deadline.passed(runtime.now())) break;
@@ -194,8 +207,8 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     std::set<PeerId> undeclared;  // may share nothing: their failures say nothing of the donors
     for (const auto& donor : co_await find_donors(dht, setup, pass == 0)) {
       if (is_liar(donor.peer) || donor.priority < setup.min_priority) continue;
-      // Whose process has ended, which may be back, holds no vote up.
-      const bool first = donor.priority <= setup.max_priority && !dht.host().refuses(donor.peer);
+      // Who sleeps, or whose process has ended, which may be back, holds no vote up.
+      const bool first = donor.priority <= setup.max_priority && !is_no_help(donor.peer);
       (first ? believed : others_last).push_back(donor.peer);
       if (!donor.declared) undeclared.insert(donor.peer);
     }
@@ -211,7 +224,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
       auto call = std::exchange(open, std::nullopt);
       if (is_liar(donor)) continue;
       auto transfer =
-          download_state_of(dht, donor, queue.helpers_of(donor, is_liar), std::move(call), setup, partial, report);
+          download_state_of(dht, donor, queue.helpers_of(donor, is_no_help), std::move(call), setup, partial, report);
       std::optional<FasterDonor> faster;
       auto state = co_await within(
           runtime, deadline,

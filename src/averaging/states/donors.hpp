@@ -17,6 +17,7 @@ struct DownloadSetup {
   double max_priority;                           ///< that is believed
   double min_priority;                           ///< of donors that are asked
   std::vector<PeerId> without;                   ///< not asked
+  std::vector<PeerId> asleep;                    ///< asked last, and not waited for
   std::vector<std::pair<PeerId, double>> known;  ///< asked beside the declared ones, and their priorities
   std::vector<codec::Tensor> last;               ///< see DownloadOptions
 };

@@ -16,6 +16,8 @@ namespace {
 
 constexpr std::size_t kMaxPreparing = 24;       // messages that ask for patience, five seconds apart
 constexpr std::size_t kFewest = 2, kMost = 64;  // pieces asked ahead of one donor
+constexpr Duration kHelpTime = 3s;
+constexpr double kHashedPerSecond = 256e6;      // bytes, by a donor that has much else to do
 constexpr std::size_t kChecks = 4;              // pieces of one donor that are checked while the next ones arrive
 constexpr std::size_t kVerifiedAtOnce = 32;     // pieces: about three milliseconds, as other work uses the pool too
 constexpr std::size_t kLargestPiece = 2 * kPieceBytes + 4096;  // encoded: bfloat16 travels as float32; code books
@@ -258,7 +260,12 @@ class PieceFetch {
     running_ = std::min(std::max<std::size_t>(source_.max_donors, 1), 1 + others.size());
     tasks_.spawn(first_donor(std::move(first)), "donor");
     for (std::size_t i = 1; i < running_; ++i) tasks_.spawn(other_donors(), "donor");
-    while (!partial_.complete() && running_ > 0) co_await changed_.wait();
+    while (!partial_.complete() && running_ > 0) {
+      if (!workers_.empty() || !first_ended_)
+        co_await changed_.wait();
+      else if (!co_await changed_.wait(runtime_.after(time_of_help())) && workers_.empty())
+        break;
+    }
     tasks_.cancel();
     if (partial_.complete()) co_return ok();
     co_return last_;
@@ -287,11 +294,18 @@ class PieceFetch {
   Task<void> first_donor(DonorCall call) {
     const Ending ending{*this};
     co_await finish(std::move(call));
+    first_ended_ = true;
+    changed_.notify_all();
     co_await ask_candidates();
   }
   Task<void> other_donors() {
     const Ending ending{*this};
     co_await ask_candidates();
+  }
+
+  /// For a donor to say that it holds the same bytes, which it hashes first, when none is left that does.
+  Duration time_of_help() const {
+    return kHelpTime + from_seconds(static_cast<double>(partial_.manifest().bytes) / kHashedPerSecond);
   }
 
   /// One after another, until the state is complete: donors with another state and donors that fail make room.
@@ -474,6 +488,7 @@ class PieceFetch {
   std::deque<PeerId> candidates_;
   std::deque<std::uint32_t> unasked_;
   Condition changed_;
+  bool first_ended_ = false;
   bool alone_ = false;  // the donor that made the manifest is the only one
   std::vector<bool> checking_;
   std::vector<std::uint8_t> holders_;  // donors that were asked for the piece

@@ -158,6 +158,7 @@ Task<Result<DownloadedState>> StateSharing::download(DownloadOptions options) {
                             options.max_priority,
                             options.min_priority,
                             std::move(options.without),
+                            std::move(options.asleep),
                             std::move(options.known),
                             std::move(options.last)};
   DownloadReport report;

@@ -33,6 +33,7 @@ STALLED = 90  # seconds without an epoch of any trainer
 PACE_OVER = 5  # seconds that a pace is measured over
 SLOW = 0.5  # of the usual pace
 BACK_WITHIN = 10  # seconds after a trouble until the run has its pace again
+LEAVES_WITHIN = 60  # seconds, of a trainer that is told to stop
 QUIET_END = 75  # seconds without trouble before the end
 RUN = ["--run-id", "soak", "--target-batch-size", "96", "--batch-size", "4", "--width", "32", "--layers", "1", "--context", "32",
        "--matchmaking-time", "2", "--averaging-timeout", "15", "--average-state-every", "4", "--threads", "1", "--log-level", "debug"]
@@ -84,13 +85,13 @@ class Program:
 
 
 class Pace:
-    """How fast epochs follow each other, by the newest one of any trainer at each look."""
+    """How fast epochs follow each other, by the newest one of any trainer at each look, for each trainer at work."""
 
     def __init__(self):
         self.looks, self.troubles = [], []
 
-    def note(self, newest):
-        self.looks.append((time.monotonic(), newest))
+    def note(self, newest, at_work):
+        self.looks.append((time.monotonic(), newest, at_work))
 
     def trouble(self, what):
         self.troubles.append((time.monotonic(), what))
@@ -98,13 +99,14 @@ class Pace:
     def back_after(self):
         """For each trouble the seconds until the pace was back, or until the next trouble, and what it was."""
         paces, last = [], 0
-        for begin, newest in self.looks:
+        for first, (begin, newest, _) in enumerate(self.looks):
             while last < len(self.looks) and self.looks[last][0] < begin + PACE_OVER:
                 last += 1
             if last == len(self.looks):
                 break
-            end, then = self.looks[last]
-            paces.append((begin, (then - newest) / (end - begin)))
+            end, then, _ = self.looks[last]
+            at_work = statistics.mean(count for _, _, count in self.looks[first:last])
+            paces.append((begin, (then - newest) / (end - begin) / max(1, at_work)))
         usual = statistics.median(pace for _, pace in paces)
         ends = [moment for moment, _ in self.troubles[1:]] + [paces[-1][0]]
         found = []
@@ -120,11 +122,11 @@ class Soak:
         self.random = random.Random(options.seed)
         self.end = time.monotonic() + 60 * options.minutes
         self.until = time.time() + 60 * options.minutes  # the same moment, as trainers are told it
-        self.faults, self.counts = [], {}
+        self.faults, self.counts, self.slowest_stop = [], {}, 0
         self.pace = Pace()
         self.newest_at = collections.deque()  # the newest epoch of a trainer, in the last seconds
         self.bootstrap = None
-        self.trainers = []
+        self.trainers, self.leaving = [], []
 
     def start_bootstrap(self):
         self.bootstrap = Program("bootstrap", self.options.bin / "cohive-bootstrap", "--host-maddrs", f"/ip4/127.0.0.1/tcp/{self.options.port}",
@@ -165,7 +167,7 @@ class Soak:
             return
         usual, found = self.pace.back_after()
         times = sorted(seconds for seconds, _ in found)
-        say(f"{usual:.1f} epochs a second; after a trouble again after "
+        say(f"{usual:.2f} epochs a second for each trainer at work; after a trouble again after "
             f"{statistics.median(times):.0f} s (median), {times[-1]:.0f} s (most)")
         for seconds, what in found:
             if seconds > BACK_WITHIN:
@@ -199,10 +201,26 @@ class Soak:
             self.say_trouble(f"{what} {victim.name}")
             self.trainers.remove(victim)
             loads = victim.loads()  # a signal to a program that has not begun ends it as any other
-            victim.sends(signal.SIGKILL if what == "kill" else signal.SIGTERM)
-            code = victim.ends()
-            if what == "stop" and code != 0 and not (loads and code == -signal.SIGTERM):
-                self.fault(f"{victim.name} was told to stop and " + ("did not" if code is None else f"exited with {code}"))
+            if what == "kill":
+                victim.sends(signal.SIGKILL)
+                victim.ends()
+            else:
+                victim.sends(signal.SIGTERM)
+                self.leaving.append((victim, time.monotonic(), loads))
+
+    def watch_who_leaves(self):
+        for left in list(self.leaving):
+            trainer, told, loads = left
+            code, seconds = trainer.process.poll(), time.monotonic() - told
+            if code is None and seconds < LEAVES_WITHIN:
+                continue
+            self.leaving.remove(left)
+            self.slowest_stop = max(self.slowest_stop, seconds)
+            if code is None:
+                trainer.process.kill()
+            if code != 0 and not (loads and code == -signal.SIGTERM):
+                what = f"did not within {LEAVES_WITHIN} s" if code is None else f"exited with {code}"
+                self.fault(f"{trainer.name} was told to stop and {what}")
 
     def watch(self):
         now = time.monotonic()
@@ -227,7 +245,9 @@ class Soak:
             self.fault(f"no epoch has ended for {STALLED} s: {epochs}")
             self.last_epoch = now
         self.newest = newest
-        self.pace.note(newest)
+        at_work = sum(epoch > newest - MOST_BEHIND for epoch in epochs.values())
+        self.pace.note(newest, at_work)
+        self.watch_who_leaves()
         for trainer in awake:
             if trainer.loads():
                 trainer.since = now
@@ -283,7 +303,7 @@ class Soak:
             self.fault("the bootstrap node did not end when it was told to")
 
     def clean_up(self):
-        for program in [*self.trainers, self.bootstrap]:
+        for program in [*self.trainers, *(left[0] for left in self.leaving), self.bootstrap]:
             if program and program.process.poll() is None:
                 program.process.kill()
 
@@ -315,7 +335,7 @@ def main():
     finally:
         soak.clean_up()
     counts = ", ".join(f"{what}: {count}" for what, count in sorted(soak.counts.items())) or "none"
-    say(f"troubles: {counts}; trainers started: {soak.started}; faults: {len(soak.faults)}")
+    say(f"troubles: {counts}; trainers started: {soak.started}; slowest stop: {soak.slowest_stop:.0f} s; faults: {len(soak.faults)}")
     sys.exit(1 if soak.faults else 0)
 
 

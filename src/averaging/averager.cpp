@@ -34,6 +34,7 @@ constexpr int kShareOfSenderTimeout =
     4;  // the sender's timeout is so many times that of a straggler, before any round is known
 constexpr Duration kStragglerTimeout = 5s;                   // where senders have all the time
 constexpr Duration kNoticeTime = 5s;                         // for members to hear that a round is given up
+constexpr Duration kGoodbye = 2s;                            // the same, that this peer averages no more
 constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one round, doubling
 
 void check(const Aggregation& aggregation) {
@@ -450,11 +451,11 @@ Task<void> Averager::drain(Deadline deadline) {
 
 Task<void> Averager::leave(Deadline deadline) {
   Impl& self = *impl_;
-  self.left = true;
+  if (std::exchange(self.left, true)) co_return;
   auto partners = self.finder->partners();
   if (const auto round = self.current.lock()) round->cancel();
   self.finder->leave();
-  co_await self.leaving.tell(std::move(partners), {}, deadline);
+  co_await self.leaving.tell(std::move(partners), {}, deadline.min(self.dht.runtime().after(kGoodbye)));
 }
 
 void Averager::reset_residuals() {

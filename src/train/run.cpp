@@ -177,10 +177,11 @@ Task<std::size_t> Run::Impl::finish() {
   StepReport last;
   (void)co_await epochs.settle(last);
   run.ended = true;
-  // Peers that are about to average their gradients need not wait for ours.
+  // Peers that are about to average their gradients need not wait for ours. Some of them may be asleep.
+  Nursery goodbye(run.runtime, "goodbye");
   if (auto* const step = run.of_step()) {
     step->give_up();
-    co_await step->averager().leave(run.runtime.after(run.options.shutdown_timeout));
+    goodbye.spawn(step->averager().leave(run.runtime.after(run.options.shutdown_timeout)), "leave the gradients");
   }
   (void)co_await within(run.runtime, run.runtime.after(run.options.shutdown_timeout), run.tracker.refresh(),
                         "a last look at the run");
@@ -192,12 +193,14 @@ Task<std::size_t> Run::Impl::finish() {
   if (!run.tracker.someone_is_behind()) co_await run.tracker.withdraw(run.runtime.after(run.options.shutdown_timeout));
   if (!in_company) {
     co_await rounds.abandon();
+    co_await goodbye.join();
     co_return 0;
   }
   // Whoever leads waits for others for a search's time, where it does not know how many to expect.
   const Duration patience = expected > 1 ? run.options.averaging_timeout : run.options.matchmaking_time * 2;
   const std::size_t group = co_await average_parameters(expected, run.options.averaging_timeout, patience);
   co_await run.tracker.close(run.runtime.after(run.options.shutdown_timeout));
+  co_await goodbye.join();
   co_return group;
 }
 
@@ -209,7 +212,7 @@ Task<void> Run::Impl::close() {
   goodbye.spawn(run.tracker.close(limit), "withdraw the report");
   (void)co_await within(run.runtime, limit, rounds.abandon(), "rounds to be left");
   for (const auto& scheduled : run.exchanges) co_await scheduled->averager().drain(limit);
-  for (const auto& scheduled : run.exchanges) co_await scheduled->averager().leave(limit);
+  for (const auto& scheduled : run.exchanges) goodbye.spawn(scheduled->averager().leave(limit), "leave");
   co_await checkpoints.drain(limit);
   co_await goodbye.join();
   run.tasks.cancel();

@@ -10,16 +10,18 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 import soak
 
-USUAL = 10  # epochs a second
+USUAL = 10  # epochs a second, for each of the trainers
+TRAINERS = 5
 
 
-def paced(troubles, slow=()):
+def paced(troubles, slow=(), two_at_work=()):
     """A run of 200 s, a look a second, in which no epoch ends within the times of `slow`."""
     pace, epochs = soak.Pace(), 0
     for second in range(200):
-        pace.looks.append((second, epochs))
+        at_work = 2 if any(begin <= second < end for begin, end in two_at_work) else TRAINERS
+        pace.looks.append((second, epochs, at_work))
         if not any(begin <= second < end for begin, end in slow):
-            epochs += USUAL
+            epochs += USUAL * at_work
     pace.troubles = [(second, f"trouble at {second}") for second in troubles]
     return pace
 
@@ -33,6 +35,10 @@ class PaceOfASoak(unittest.TestCase):
     def test_the_time_until_half_of_the_pace_is_told(self):
         _, found = paced([50], slow=[(50, 70)]).back_after()
         self.assertAlmostEqual(found[0][0], 20, delta=soak.PACE_OVER)
+
+    def test_fewer_trainers_at_work_are_no_slower_run(self):
+        _, found = paced([50], two_at_work=[(50, 90)]).back_after()
+        self.assertEqual(found, [(0, "trouble at 50")])
 
     def test_what_goes_on_into_the_next_trouble_is_that_ones(self):
         _, found = paced([50, 60], slow=[(50, 90)]).back_after()

@@ -123,7 +123,8 @@ class Averager {
 
   /// Leaves: this peer averages no more under this prefix. Cancels the round in progress, and tells the members of the
   /// last group, the leader and the followers, so that they stop waiting for it. Returns when they have been told, or
-  /// at the deadline. Peers that do not know the call (Python) see what they see of a peer that is gone.
+  /// at the deadline, or after two seconds: one that sleeps hears it when it wakes. Idempotent. Peers that do not know
+  /// the call (Python) see what they see of a peer that is gone.
   Task<void> leave(Deadline deadline);
 
   /// Forgets what earlier rounds owe of the constructor's tensors (see AveragerOptions::agreed_codec): after the model

@@ -17,8 +17,7 @@ class ProgressLiars : public Progress {
     liar.add_validator(key);
     return liar;
   }
-  void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration,
-             double speed = 1) {
+  void claim(Dht& liar, std::uint64_t epoch, std::uint64_t samples, double time, double expiration, double speed = 1) {
     using namespace msgpack;
     const Map report = sim::progress_record(liar.host().id().bytes(), epoch, samples, speed, time);
     EXPECT_TRUE(store(liar, "run_progress", Bin{key->ownership_marker()}, report, expiration));

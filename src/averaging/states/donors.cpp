@@ -23,7 +23,7 @@ constexpr int kPasses = 3;           // over the donors declared at the time
 constexpr Duration kPassPause = 2s;  // then twice as long: a donor that lost its connection may be back, and be dialled
 constexpr std::uint64_t kLarge = 16 << 20;  // bytes; less comes before more connections would
 constexpr std::size_t kMaxDonors = 64, kReplicasRead = 3;
-constexpr std::ptrdiff_t kEnoughMet = 2;    // known donors
+constexpr std::ptrdiff_t kEnoughMet = 2;  // known donors
 constexpr Duration kShortLook = 1s;
 constexpr std::size_t kMaxHelpers = 8;  // asked whether they hold the same bytes, for which they copy and hash theirs
 

@@ -17,9 +17,9 @@ namespace {
 constexpr std::size_t kMaxPreparing = 24;       // messages that ask for patience, five seconds apart
 constexpr std::size_t kFewest = 2, kMost = 64;  // pieces asked ahead of one donor
 constexpr Duration kHelpTime = 3s;
-constexpr double kHashedPerSecond = 256e6;      // bytes, by a donor that has much else to do
-constexpr std::size_t kChecks = 4;              // pieces of one donor that are checked while the next ones arrive
-constexpr std::size_t kVerifiedAtOnce = 32;     // pieces: about three milliseconds, as other work uses the pool too
+constexpr double kHashedPerSecond = 256e6;   // bytes, by a donor that has much else to do
+constexpr std::size_t kChecks = 4;           // pieces of one donor that are checked while the next ones arrive
+constexpr std::size_t kVerifiedAtOnce = 32;  // pieces: about three milliseconds, as other work uses the pool too
 constexpr std::size_t kLargestPiece = 2 * kPieceBytes + 4096;  // encoded: bfloat16 travels as float32; code books
 
 Error not_cohive(const PeerId& donor) {

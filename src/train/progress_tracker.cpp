@@ -530,8 +530,10 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
     auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, {.most_entries = kRecordsSampled, .only_owned = true});
     if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
   }
-  // Some replicas may lack what others have, and of few trainers each report counts. Claims do not make them many.
-  if (!looked_ || last.expected > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
+  // Some replicas may lack what others have, and of few trainers each report counts. Once this peer has met some, claims
+  // of others do not make them many.
+  const std::size_t readers = last.met > 0 ? last.expected : last.peers;
+  if (!looked_ || readers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
   co_return co_await dht_.get(key, true);
 }
 

@@ -326,6 +326,7 @@ Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Dead
   const auto work = co_await divide_work(runtime, dht.host().id(), group, schema, options.min_vector_size);
   if (!work) co_return work.error();
   metrics.matchmaking_seconds.observe(to_seconds(grouped - start));
+  state.group = group;
   state.enter(Round::Stage::awaiting_trigger);
   if (state.options.allow_retries) {
     // Members that give up before anything was exchanged leave time for another group.

@@ -5,6 +5,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "exchanges/parameter_greeting.hpp"
 
 namespace cohive::train {
 
@@ -161,6 +162,19 @@ Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled
   co_return report;
 }
 
+/// Tells by what the members of a round of the parameters greet each other with whether this peer is epochs behind: it
+/// has slept, and has not heard of it yet. Its parameters would pull theirs back. What most of those say counts that it
+/// has averaged with: any number of others may join, and say anything.
+bool RunRounds::is_left_behind(const averaging::Round& round, std::uint64_t epoch) const {
+  std::size_t others = 0, ahead = 0;
+  for (const averaging::Member& member : round.members()) {
+    if (member.peer == run_.dht.host().id() || !run_.dht.host().reputation().has_history(member.peer)) continue;
+    ++others;
+    ahead += ParameterGreeting::of(member).epoch.value_or(0) > epoch + 1;
+  }
+  return 2 * ahead > others;
+}
+
 Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update,
                                     std::function<void()> release) {
   Exchange& what = scheduled.exchange();
@@ -199,6 +213,12 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (steps) round = scheduled.take();
   Exchanged done;
   const bool has_round = round != nullptr;
+  const bool behind = round && update && &scheduled == run_.of_parameters() && is_left_behind(*round, moment.epoch);
+  if (behind) {
+    log::info("train", "most members of the round are ahead of epoch {}: their parameters count, and ours do not",
+              moment.epoch);
+    offer->weight = 0;
+  }
   if (round) {
     trainer_waits_for(of_round);
     done.round = co_await average(scheduled, std::move(round), *std::exchange(offer, std::nullopt), update);
@@ -210,7 +230,7 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (failed) co_await what.drop();
   if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());
   done.effect = co_await what.take(moment, done.round.get());
-  if (failed) done.effect = Effect::behind;
+  if (failed || behind) done.effect = Effect::behind;
   if (!change) co_await run_.model.note_change();
   if (steps) run_.model.set_epoch(moment.epoch);
   co_return done;

@@ -74,6 +74,7 @@ class RunRounds {
   static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
                            const Update* update);
+  bool is_left_behind(const averaging::Round& round, std::uint64_t epoch) const;
   Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,
                                                               std::shared_ptr<averaging::Round> round,
                                                               Exchange::Offer offer, Update* update);

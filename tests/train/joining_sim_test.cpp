@@ -172,6 +172,24 @@ TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
   EXPECT_EQ(swarm.offences(), 0);
 }
 
+/// As one that has just woken up: its next look at the run comes later than its next round.
+TEST(Behind, ATrainerLearnsItFromItsGroupAndPullsNobodyBack) {
+  TrainingSwarm swarm;
+  for (int i = 0; i < 2; ++i) swarm.add({.value = 5});
+  auto& tracker = swarm.options.tracker_options;
+  tracker.min_refresh_period = tracker.default_refresh_period = tracker.max_refresh_period = 60s;
+  auto& last = swarm.add({.value = 5});
+  int far_behind = 0;
+  for (int i = 0; i < 600; ++i) {
+    swarm.pass(500ms);
+    if (last.epoch() + 4 > swarm.trainers[0]->epoch()) continue;
+    ++far_behind;
+    std::ranges::fill(last.replica->parameter(0), 100.f);  // as if the others had come far
+  }
+  EXPECT_EQ(far_behind, 0);
+  for (int i = 0; i < 2; ++i) EXPECT_EQ(swarm.trainers[static_cast<std::size_t>(i)]->value(), 5);
+}
+
 TEST(Behind, OfTwoTheOneThatIsAheadIsFollowed) {
   TrainingSwarm swarm;
   swarm.options.target_batch_size = 16;

@@ -127,6 +127,9 @@ class Round {
   /// Returns how far the round is.
   Stage stage() const noexcept;
 
+  /// Returns the members of the group, this peer among them; none before there is one.
+  std::vector<Member> members() const;
+
   /// Waits until there is a group, or the round has ended without one.
   Task<void> grouped();
 

@@ -58,6 +58,10 @@ Round::Stage Round::stage() const noexcept {
   return state_->stage;
 }
 
+std::vector<Member> Round::members() const {
+  return state_->group ? state_->group->members : std::vector<Member>();
+}
+
 Task<void> Round::grouped() {
   return [](std::shared_ptr<State> state) -> Task<void> {
     while (state->stage == Stage::looking_for_group) co_await state->stage_changed.wait();

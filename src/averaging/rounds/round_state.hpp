@@ -1,6 +1,7 @@
 // What a Round and its Averager share.
 #pragma once
 
+#include "cohive/averaging/group.hpp"
 #include "cohive/averaging/group_finder.hpp"
 #include "cohive/averaging/round.hpp"
 #include "cohive/core/sync.hpp"
@@ -26,6 +27,7 @@ struct Round::State {
   SearchPlan plan;
   RoundLimits limits;
   Stage stage = Stage::looking_for_group;
+  std::shared_ptr<const Group> group;  ///< since awaiting_trigger
   Condition stage_changed;
   Event triggered;
   double weight = 1;

@@ -231,7 +231,7 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
       if (self.snapshot().peers <= (first ? 1 : 0)) self.fetch_soon();
     }
     // Joins bursts of reports.
-    const Deadline next = self.runtime_.after(self.least_period(self.snapshot().expected) / 2);
+    const Deadline next = self.runtime_.after(self.least_period(self.readers_of(self.snapshot())) / 2);
     while (!self.urgent_ && self.runtime_.now() < next.at()) (void)co_await self.changed_.wait(next);
     self.urgent_ = false;
   }
@@ -495,7 +495,7 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetRe
   global.peers = static_cast<std::size_t>(std::lround(represented)) + (drawn_ ? 1 : own);
   global.clients = static_cast<std::size_t>(std::lround(clients));
   const double wait = until_target(global);
-  const std::size_t there = expected_of(global);
+  const std::size_t there = readers_of(global);
   const auto peers = static_cast<double>(there);
   const double expected = std::max(peers + options_.expected_drift_peers, peers * (1 + options_.expected_drift_rate));
   global.eta = dht_.now() + wait;
@@ -514,8 +514,13 @@ double ProgressTracker::until_target(const GlobalProgress& global) const {
   return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
 }
 
-/// The record grows with the trainers, and so does the number of its readers. Reports of peers that are not there must
-/// not make all others look less often, so that those count which a round would wait for.
+/// Once this peer has averaged with some, those count that a round would wait for: what others claim must not make all
+/// look less often, or at fewer replicas.
+std::size_t ProgressTracker::readers_of(const GlobalProgress& progress) const {
+  return progress.met > 0 ? expected_of(progress) : progress.peers;
+}
+
+/// The record grows with the trainers, and so does the number of its readers.
 Duration ProgressTracker::least_period(std::size_t readers) const {
   return std::clamp<Duration>(from_seconds(static_cast<double>(readers) * kRefreshPerPeer), options_.min_refresh_period,
                               options_.max_refresh_period);
@@ -530,10 +535,8 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
     auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, {.most_entries = kRecordsSampled, .only_owned = true});
     if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
   }
-  // Some replicas may lack what others have, and of few trainers each report counts. Once this peer has met some, claims
-  // of others do not make them many.
-  const std::size_t readers = last.met > 0 ? last.expected : last.peers;
-  if (!looked_ || readers > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
+  // Some replicas may lack what others have, and of few trainers each report counts.
+  if (!looked_ || readers_of(last) > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
   co_return co_await dht_.get(key, true);
 }
 

@@ -193,6 +193,7 @@ class ProgressTracker {
   Speeds compare_speeds(const std::vector<Entry>& entries);
   void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
   double until_target(const GlobalProgress& global) const;
+  std::size_t readers_of(const GlobalProgress& progress) const;
   Duration least_period(std::size_t readers) const;
   bool looked_ = false, others_began_ = false;
   bool drawn_ = false;  // the trainers in sight are some of them

@@ -514,10 +514,16 @@ double ProgressTracker::until_target(const GlobalProgress& global) const {
   return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
 }
 
-/// Once this peer has averaged with some, those count that a round would wait for: what others claim must not make all
-/// look less often, or at fewer replicas.
+/// Once this peer has averaged with some, those that were met or are connected count, and as many others at most: what
+/// is claimed of peers that are not there must not make all look less often, or at fewer replicas.
 std::size_t ProgressTracker::readers_of(const GlobalProgress& progress) const {
-  return progress.met > 0 ? expected_of(progress) : progress.peers;
+  if (drawn_ || progress.met == 0) return progress.peers;
+  std::size_t there = 0, others = 0;
+  for (const auto& [peer, report] : reports_) {
+    if (peer == dht_.host().id()) continue;
+    ++(is_met(peer) || dht_.host().connected(peer) ? there : others);
+  }
+  return 1 + there + std::min(others, std::max(there, kFewStrangers));
 }
 
 /// The record grows with the trainers, and so does the number of its readers.

@@ -335,7 +335,8 @@ def main():
     finally:
         soak.clean_up()
     counts = ", ".join(f"{what}: {count}" for what, count in sorted(soak.counts.items())) or "none"
-    say(f"troubles: {counts}; trainers started: {soak.started}; slowest stop: {soak.slowest_stop:.0f} s; faults: {len(soak.faults)}")
+    say(f"troubles: {counts}; trainers started: {soak.started}; slowest stop: {soak.slowest_stop:.0f} s; "
+        f"faults: {len(soak.faults)}")
     sys.exit(1 if soak.faults else 0)
 
 

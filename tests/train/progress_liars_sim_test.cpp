@@ -183,7 +183,7 @@ TEST_F(ProgressCrowds, ThatAreNotThereMakeNobodyLookLessOften) {
     const auto made_up = KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(i + 100))).peer_id();
     report_as(i % 2 == 0 ? made_up.bytes() : as_bytes("no peer id"), 0);
   }
-  EXPECT_GE(looks_in_20_seconds(), before * 9 / 10);
+  EXPECT_GE(looks_in_20_seconds(), before - 2);
   tasks.cancel();
 }
 

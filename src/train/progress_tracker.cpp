@@ -1,7 +1,6 @@
 #include "cohive/train/progress_tracker.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 
 #include "cohive/core/errors.hpp"
@@ -18,7 +17,6 @@ namespace cohive::train {
 namespace {
 
 constexpr double kNoRate = 1e-20;         // never zero: the schema wants a positive float
-constexpr double kMinTime = 1e-12;        // seconds per sample; batches reported at one instant are not infinitely fast
 constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 // Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
@@ -35,18 +33,6 @@ constexpr double kMuchFaster = 16;        // than the median trainer
 constexpr std::size_t kMaxBound = 20'000;
 
 }  // namespace
-
-void PerformanceEma::update(double samples, double now) {
-  if (samples <= 0 || last_ < 0) {
-    last_ = now;
-    return;
-  }
-  ++updates_;
-  ema_ = alpha_ * (now - last_) / samples + (1 - alpha_) * ema_;
-  const double adjusted = ema_ / (1 - std::pow(1 - alpha_, updates_));
-  samples_per_second_ = 1 / std::max(adjusted, kMinTime);
-  last_ = now;
-}
 
 ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, TrackerOptions options)
     : dht_(dht),

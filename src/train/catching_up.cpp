@@ -84,6 +84,7 @@ Task<bool> CatchingUp::catch_up() {
     loaded = (co_await load_state()).has_value();
   }
   co_await epochs_.drop_batches();
+  rounds_.tried_to_catch_up(run_.counts.epoch());
   if (!run_.ended) loaded ? run_.tracker.begin_anew(run_.counts.epoch()) : run_.tracker.report(run_.counts.epoch(), 0);
   if (loaded && !out_of_sync(run_.tracker.snapshot())) {
     fruitless_ = 0;

@@ -8,7 +8,6 @@
 // claims together, and it grows until one has been proven: claims cost nothing, downloads do. Loop thread.
 #pragma once
 
-#include <algorithm>
 #include <functional>
 #include <optional>
 #include <utility>
@@ -16,27 +15,9 @@
 
 #include "cohive/core/combine.hpp"
 #include "epochs.hpp"
+#include "growing_pause.hpp"
 
 namespace cohive::train {
-
-/// A pause that is twice as long each time.
-class GrowingPause {
- public:
-  GrowingPause(Duration first, Duration longest) : first_(first), longest_(longest) {}
-  bool is_over(TimePoint now) const { return now >= until_; }
-  /// Returns how long it takes.
-  Duration begin(TimePoint now) {
-    until_ = now + next_;
-    return std::exchange(next_, std::min(next_ * 2, longest_));
-  }
-  /// The next one is as short as the first.
-  void forget() { next_ = first_; }
-
- private:
-  const Duration first_, longest_;
-  Duration next_ = first_;
-  TimePoint until_ = TimePoint::min();
-};
 
 class CatchingUp {
  public:

@@ -13,10 +13,13 @@ using averaging::Round;
 using averaging::RoundReport;
 
 namespace {
-constexpr int kDividedLead = 2;           // times the matchmaking time
-constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
-constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
+constexpr int kDividedLead = 2;                              // times the matchmaking time
+constexpr Duration kPollInterval = 1s;                       // at the progress of the run, while a member waits
+constexpr std::size_t kFewTrainers = 32;                     // all of whom a newcomer knows soon
+constexpr Duration kFirstDoubt = 5s, kLongestDoubt = 15min;  // pauses in which members do not make this peer catch up
 }  // namespace
+
+RunRounds::RunRounds(RunContext& run) : run_(run), doubt_(kFirstDoubt, kLongestDoubt) {}
 
 // ---- Beginning
 
@@ -162,17 +165,29 @@ Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled
   co_return report;
 }
 
-/// Tells by what the members of a round of the parameters greet each other with whether this peer is epochs behind: it
-/// has slept, and has not heard of it yet. Its parameters would pull theirs back. What most of those say counts that it
-/// has averaged with: any number of others may join, and say anything.
-bool RunRounds::is_left_behind(const averaging::Round& round, std::uint64_t epoch) const {
-  std::size_t others = 0, ahead = 0;
+/// Tells by what the members of a round greet each other with whether this peer is epochs behind: it has slept, and has
+/// not heard of it yet. Its parameters would pull theirs back, and its gradients belong to old ones. What most of those
+/// say counts that it has averaged with: any number of others may join, and say anything. If no state bears it out,
+/// they are believed less often each time.
+bool RunRounds::is_left_behind(const averaging::Round& round, std::uint64_t epoch) {
+  std::size_t others = 0;
+  std::vector<std::uint64_t> ahead;
   for (const averaging::Member& member : round.members()) {
     if (member.peer == run_.dht.host().id() || !run_.dht.host().reputation().has_history(member.peer)) continue;
     ++others;
-    ahead += ParameterGreeting::of(member).epoch.value_or(0) > epoch + 1;
+    if (const auto theirs = ParameterGreeting::of(member).epoch.value_or(0); theirs > epoch + 1)
+      ahead.push_back(theirs);
   }
-  return 2 * ahead > others;
+  if (2 * ahead.size() <= others || !doubt_.is_over(run_.runtime.now())) return false;
+  doubt_.begin(run_.runtime.now());
+  told_ = Told{.behind = epoch, .ahead = std::ranges::min(ahead)};
+  return true;
+}
+
+/// Donors may be a little behind the members that said so.
+void RunRounds::tried_to_catch_up(std::uint64_t epoch) {
+  const auto told = std::exchange(told_, std::nullopt);
+  if (told && epoch > told->behind + 1 && epoch - told->behind >= (told->ahead - told->behind) / 2) doubt_.end();
 }
 
 Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update,
@@ -213,10 +228,11 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (steps) round = scheduled.take();
   Exchanged done;
   const bool has_round = round != nullptr;
-  const bool behind = round && update && &scheduled == run_.of_parameters() && is_left_behind(*round, moment.epoch);
+  const bool tells_epoch = steps || what.yields_parameters();
+  const bool behind = round && update && tells_epoch && !run_.options.auxiliary && is_left_behind(*round, moment.epoch);
   if (behind) {
-    log::info("train", "most members of the round are ahead of epoch {}: their parameters count, and ours do not",
-              moment.epoch);
+    log::info("train", "most members of the round are ahead of epoch {}: their {} count, and ours do not", moment.epoch,
+              what.name());
     offer->weight = 0;
   }
   if (round) {

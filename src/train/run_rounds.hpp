@@ -4,7 +4,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <vector>
 
+#include "growing_pause.hpp"
 #include "run_context.hpp"
 #include "update.hpp"
 
@@ -26,7 +29,7 @@ struct Exchanged {
 
 class RunRounds {
  public:
-  explicit RunRounds(RunContext& run) : run_(run) {}
+  explicit RunRounds(RunContext& run);
   void start();
 
   /// While one exists no round begins by itself: this peer has no state of the run, or another one takes its place, or
@@ -63,6 +66,8 @@ class RunRounds {
                            std::function<void()> release = nullptr);
   /// Rounds that have begun will not be used. Where a group has formed, its members must not wait.
   Task<void> abandon();
+  /// This peer has tried to catch up, and is in `epoch` now: whether the members that told it to were right.
+  void tried_to_catch_up(std::uint64_t epoch);
 
  private:
   /// The outcome of a search.
@@ -70,11 +75,15 @@ class RunRounds {
     std::shared_ptr<averaging::Round> round;  // with a group; null: it has none, or was given up
     bool missed = false;                      // the others may have averaged without us
   };
+  /// What members have said of epochs.
+  struct Told {
+    std::uint64_t behind, ahead;  // that of this peer, and the least of theirs
+  };
   using Outcome = Result<std::shared_ptr<const averaging::RoundReport>>;
   static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
                            const Update* update);
-  bool is_left_behind(const averaging::Round& round, std::uint64_t epoch) const;
+  bool is_left_behind(const averaging::Round& round, std::uint64_t epoch);
   Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,
                                                               std::shared_ptr<averaging::Round> round,
                                                               Exchange::Offer offer, Update* update);
@@ -85,6 +94,8 @@ class RunRounds {
 
   RunContext& run_;
   int suspended_ = 0;
+  GrowingPause doubt_;           // between times that members are believed who say that this peer is behind
+  std::optional<Told> told_;     // by them; it has not tried to catch up since
   std::vector<PeerId> company_;  // the members of the last exchange, if that was one of gradients of the whole run
 };
 

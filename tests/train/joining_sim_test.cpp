@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "cohive/averaging/averager.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/core/log.hpp"
@@ -190,6 +191,54 @@ TEST(Behind, ATrainerLearnsItFromItsGroupAndPullsNobodyBack) {
   for (int i = 0; i < 2; ++i) EXPECT_EQ(swarm.trainers[static_cast<std::size_t>(i)]->value(), 5);
 }
 
+/// Epochs in a minute.
+std::uint64_t pace(TrainingSwarm& swarm) {
+  const std::uint64_t before = swarm.trainers[0]->epoch();
+  swarm.pass(60s);
+  return swarm.trainers[0]->epoch() - before;
+}
+
+/// Gives nothing to the gradients, and tells the other members that they are far behind.
+Task<void> boast(Dht& dht) {
+  averaging::AveragerOptions options;
+  options.prefix = "run_grad_averager";
+  options.class_name = "GradientAverager";
+  std::vector<float> zeros(64);
+  averaging::Averager averager(dht, {{zeros, {64}}}, options);
+  averager.start();
+  for (;;) {
+    std::ranges::fill(zeros, 0.f);
+    averaging::RoundOptions round;
+    round.gather = msgpack::Value(std::uint64_t{1'000'000});
+    round.timeout = 10s;
+    (void)co_await averager.step(std::move(round), 0);
+  }
+}
+
+/// They have averaged with all trainers, and are more.
+TEST(Behind, MembersThatSayItInVainAreBelievedLessAndLess) {
+  TrainingSwarm swarm;
+  for (int i = 0; i < 2; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds >= 3; }));
+  swarm.pass(10s);
+  const auto downloads = [&] {
+    std::uint64_t sum = 0;
+    for (const auto& trainer : swarm.trainers) sum += trainer->run->stats().state_downloads;
+    return sum;
+  };
+  const std::uint64_t calm = pace(swarm), before = downloads();
+  TaskGroup liars(swarm.net.runtime(), "liars");
+  for (int i = 0; i < 3; ++i) liars.spawn(boast(swarm.add_stranger()), "liar");
+  std::uint64_t epochs = 0;
+  for (int i = 0; i < 10; ++i) epochs += pace(swarm);
+  EXPECT_GE(swarm.trainers[0]->largest, 4u) << "they are members";
+  EXPECT_GE(downloads(), before + 2) << "that are believed at first";
+  EXPECT_LE(downloads(), before + 2 * 8) << "pauses of 5, 10, 20, 40, 80, 160 and 320 seconds";
+  EXPECT_GE(static_cast<double>(epochs), 0.95 * 10 * static_cast<double>(calm));
+  EXPECT_EQ(swarm.trainers[0]->value(), 5);
+  liars.cancel();
+}
+
 TEST(Behind, OfTwoTheOneThatIsAheadIsFollowed) {
   TrainingSwarm swarm;
   swarm.options.target_batch_size = 16;
@@ -203,13 +252,6 @@ TEST(Behind, OfTwoTheOneThatIsAheadIsFollowed) {
   const std::size_t rounds = swarm.trainers[1]->rounds;
   EXPECT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds > rounds + 1; }));
   EXPECT_GE(swarm.trainers[1]->epoch() + 1, swarm.trainers[0]->epoch());
-}
-
-/// Epochs in a minute.
-std::uint64_t pace(TrainingSwarm& swarm) {
-  const std::uint64_t before = swarm.trainers[0]->epoch();
-  swarm.pass(60s);
-  return swarm.trainers[0]->epoch() - before;
 }
 
 TEST(Claims, OfPairsOfNewKeysCostTheRunNothing) {

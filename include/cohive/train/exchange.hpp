@@ -98,7 +98,8 @@ class Exchange {
   virtual averaging::RoundCodecs codecs(const std::vector<averaging::Member>&, bool /*divided*/) { return {}; }
   /// Returns how long the next round waits for any member, however late it was before.
   virtual Duration patience() const { return {}; }
-  /// Returns what the members of a group tell each other.
+  /// Returns what the members of a group tell each other: the epoch, alone or first in an array, where makes_step() or
+  /// yields_parameters(), so that who is epochs behind learns it there.
   virtual msgpack::Value greeting(std::uint64_t epoch) const { return msgpack::Value(epoch); }
 
   // ---- One round

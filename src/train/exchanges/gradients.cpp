@@ -39,7 +39,6 @@ class Gradients final : public Exchange {
   bool makes_step() const override { return true; }
   /// Members of a scheme such as PowerSGD go on from factors that they share: they meet the same members again.
   bool is_divided() const override { return !options_.grad_averager_factory; }
-  msgpack::Value greeting(std::uint64_t) const override { return {}; }
 
   Release release(const Moment&) const override { return place() == Place::next ? Release::averaged : Release::done; }
   Task<void> prepare(const Moment&) override {

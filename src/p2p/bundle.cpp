@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cohive/core/errors.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/transport/errors.hpp"
 #include "core/detail/assertion.hpp"
@@ -33,6 +34,34 @@ std::uint64_t big_endian(ByteView bytes) {
   for (const std::uint8_t byte : bytes) value = value << 8 | byte;
   return value;
 }
+
+/// The bytes of a chunk as they come. Small pieces are copied together, as each would keep a block of memory of its
+/// own, large ones stay where they are.
+class ChunkPieces {
+ public:
+  /// \param left  bytes of the chunk that have not come, these included
+  void add(Slice piece, std::size_t left) {
+    if (piece.size() >= kCopiedBelow) {
+      in_block_ = false;
+      return pieces_.push_back(std::move(piece));
+    }
+    if (block_.empty()) block_ = Slice::uninitialised(left);
+    std::memcpy(block_.mutable_data() + used_, piece.data(), piece.size());
+    const std::size_t size = piece.size() + (in_block_ ? pieces_.back().size() : 0);
+    used_ += piece.size();
+    if (in_block_) pieces_.pop_back();
+    pieces_.push_back(block_.sub(used_ - size, size));
+    in_block_ = true;
+  }
+  std::vector<Slice> take() { return std::move(pieces_); }
+
+ private:
+  static constexpr std::size_t kCopiedBelow = 4096;  // streams collect what is smaller in blocks of so much
+  std::vector<Slice> pieces_;
+  Slice block_;
+  std::size_t used_ = 0;   // of it
+  bool in_block_ = false;  // the last piece ends where it is used up to
+};
 
 }  // namespace
 
@@ -263,10 +292,14 @@ Task<void> Bundle::receive(Bundle& bundle, LanePtr lane) {
   }
 }
 
+/// A chunk is charged from its first byte on: whoever begins one may never end it.
 Task<Result<>> Bundle::receive_record(Lane& lane) {
   Bytes header;
-  std::size_t wanted = kTypeSize + kNumberSize, size = 0;
-  std::vector<Slice> payload;
+  std::size_t wanted = kTypeSize + kNumberSize, charged = 0;
+  ChunkPieces payload;
+  const auto given_back = on_exit([this, &charged] {
+    if (!failure_) memory_.subtract(charged);
+  });
   for (std::size_t left = 0; header.size() < wanted || left > 0;) {
     CO_TRY(Slice bytes, co_await lane.stream->read(Deadline::never()));
     if (bytes.empty() && header.empty()) {
@@ -280,30 +313,33 @@ Task<Result<>> Bundle::receive_record(Lane& lane) {
       header.insert(header.end(), bytes.data(), bytes.data() + take);
       bytes.remove_prefix(take);
       if (header.size() == wanted && header[0] == kChunk) {
-        size = left = big_endian(ByteView(header).last(kLengthSize));
-        if (size == 0 || size > kMostChunk) co_return violation("a chunk of " + std::to_string(size) + " bytes");
+        left = big_endian(ByteView(header).last(kLengthSize));
+        if (left == 0 || left > kMostChunk) co_return violation("a chunk of " + std::to_string(left) + " bytes");
+        if (!memory_.add(left)) co_return Error(cohive::Errc::limit_exceeded, peer_, "memory for a bundle");
+        charged = left;
       }
     }
     if (left > 0 && !bytes.empty()) {
       const std::size_t take = std::min(left, bytes.size());
-      payload.push_back(bytes.sub(0, take));
+      payload.add(bytes.sub(0, take), left);
       bytes.remove_prefix(take);
       left -= take;
     }
     if (!bytes.empty()) lane.stream->unread(std::move(bytes));
   }
   const std::uint64_t number = big_endian(ByteView(header).subspan(kTypeSize, kNumberSize));
-  if (header[0] == kChunk) co_return take_chunk(number, std::move(payload), size);
+  if (header[0] == kChunk) co_return take_chunk(number, payload.take(), charged);
   if (header[0] == kAcknowledgement) co_return take_acknowledgement(number);
   if (header[0] == kEnd) co_return take_end(number);
   co_return violation("a record of type " + std::to_string(header[0]));
 }
 
-Result<> Bundle::take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t size) {
+/// \param charged  of the caller, for these bytes; 0 afterwards where the bundle keeps them
+Result<> Bundle::take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged) {
   if (number >= read_ + kWindow || (end_ && number >= *end_))
     return violation("chunk " + std::to_string(number) + " is far ahead");
   if (number < next_ || ahead_.contains(number)) return ok();  // it came over a lane that has ended, too
-  if (!memory_.add(size)) return Error(cohive::Errc::limit_exceeded, peer_, "memory for a bundle");
+  charged = 0;
   ahead_.emplace(number, std::move(bytes));
   if (number != next_) return ok();
   for (auto at = ahead_.begin(); at != ahead_.end() && at->first == next_; at = ahead_.erase(at), ++next_) {

@@ -73,7 +73,7 @@ class Bundle final {
   Task<Result<>> send_number(Lane& lane, std::uint8_t type, std::uint64_t number);
   bool has_work() const;
   void append_chunk(Slice bytes);
-  Result<> take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t size);
+  Result<> take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged);
   Result<> take_acknowledgement(std::uint64_t number);
   Result<> take_end(std::uint64_t number);
   void retire(Lane& lane);

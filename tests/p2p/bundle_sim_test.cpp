@@ -325,6 +325,19 @@ TEST_F(HostileBundles, AGapThatIsNeverFilledEndsTheBundle) {
   EXPECT_LT(host->memory().held(), 100'000u);
 }
 
+TEST_F(HostileBundles, AChunkIsChargedFromItsBeginningUntilItsLaneEnds) {
+  open();
+  const std::size_t before = host->memory().held();
+  Records records;
+  records.chunk(0, Bundle::kMostChunk);
+  records.bytes.resize(20);
+  write(records);
+  EXPECT_GE(host->memory().held(), before + Bundle::kMostChunk);
+  lane.reset();
+  swarm.pass(2s);
+  EXPECT_LE(host->memory().held(), before);
+}
+
 TEST_F(HostileBundles, MoreLanesThanAgreedAreRefused) {
   open();
   std::vector<transport::ConnectionPtr> connections;

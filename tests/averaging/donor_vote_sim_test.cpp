@@ -62,6 +62,27 @@ TEST_F(SharedStates, APeerThatHasAveragedWithThisOneIsBelievedMoreThanStrangersT
   expect_same(download(late, {.max_priority = 7}).value(), honest);
 }
 
+TEST_F(SharedStates, AnyNumberOfDeclarationsPushesNoAcquaintanceOut) {
+  add();
+  const SharedState honest = state_with(5, 1);
+  const PeerId acquaintance = donor(honest, 5).id();
+  for (int i = 0; i < 3; ++i) donor(state_with(6, 99), 6);
+  Dht& stranger = *add().dht;
+  std::vector<dht::StoreItem> names;
+  for (int i = 0; i < 300; ++i) {
+    const auto nobody = PeerId::of_public_key(as_bytes("nobody " + std::to_string(i)));
+    names.push_back({"test.all_averagers", msgpack::Value::bin(nobody.bytes()), 6.0, stranger.now() + 600});
+  }
+  (void)swarm.run(stranger.store_many(std::move(names), swarm.after(30s)));
+  for (int attempt = 0; attempt < 5; ++attempt) {
+    auto& late = newcomer();
+    late.dht->host().reputation().record_success(acquaintance);
+    const auto state = download(late, {.max_priority = 7, .known = {{acquaintance, 5.0}}});
+    ASSERT_TRUE(state) << state.error();
+    expect_same(*state, honest);
+  }
+}
+
 TEST_F(SharedStates, OutvotedDonorsAreNotAskedWhenTheOthersAreLost) {
   add();
   for (int i = 0; i < 2; ++i) donor(state_with(5, 1), 5);

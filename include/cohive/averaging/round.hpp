@@ -106,8 +106,12 @@ struct RoundReport {
   double averaged_share() const;
   /// Tells whether most of the others have averaged what this peer does not have.
   bool left_out() const { return 2 * parts_refused > parts_total; }
-  /// Returns how many other members something was received of.
-  std::size_t present() const;
+  /// Returns the other members that something was received of, in group order: parts of their tensors, or averages.
+  std::vector<PeerId> heard_from() const;
+  /// Returns the members that have done their part, as far as can be told: those of heard_from() that were not lost.
+  /// That a member is listed in `group` says no more than that a leader has named it. Where there are no more parts
+  /// than members that something came of, most have nothing to send each other: then all that were not lost.
+  std::vector<PeerId> contributors() const;
   /// Returns the time between the first and the last member to come, the own trigger included; zero when no arrival is
   /// known.
   Duration arrival_spread() const;

@@ -35,7 +35,7 @@ bool KnownGroup::is_forged(const RoundEnd& end) const {
   const std::set<PeerId> absent(end.absent.begin(), end.absent.end());
   const auto strangers = static_cast<std::size_t>(std::ranges::count_if(
       absent, [this](const PeerId& peer) { return peer != *last_leader_ && !reputation_.has_history(peer); }));
-  return strangers >= kFewestForged && strangers > end.report->present();
+  return strangers >= kFewestForged && strangers > end.report->heard_from().size();
 }
 
 std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
@@ -51,7 +51,8 @@ std::optional<PeerId> KnownGroup::round_ended(const RoundEnd& end) {
     return last_leader_;
   }
   workers_.clear();
-  std::ranges::set_difference(last_members_, lost_, std::inserter(workers_, workers_.end()));
+  for (const PeerId& peer : end.report->contributors())
+    if (peer != own_) workers_.insert(peer);
   drop_members([this](const PeerId& peer) { return lost_.contains(peer); });
   return std::nullopt;
 }

@@ -57,9 +57,21 @@ double RoundReport::averaged_share() const {
   return parts_total == 0 ? 1 : 1 - static_cast<double>(parts_failed) / static_cast<double>(parts_total);
 }
 
-std::size_t RoundReport::present() const {
-  return static_cast<std::size_t>(
-      std::ranges::count_if(exchanged, [](const Exchanged& member) { return member.bytes_received > 0; }));
+std::vector<PeerId> RoundReport::heard_from() const {
+  std::vector<PeerId> heard;
+  for (std::size_t i = 0; i < std::min(group.size(), exchanged.size()); ++i)
+    if (exchanged[i].bytes_received > 0) heard.push_back(group[i].peer);
+  return heard;
+}
+
+std::vector<PeerId> RoundReport::contributors() const {
+  std::vector<PeerId> members = heard_from();
+  if (parts_total <= members.size()) {
+    members.clear();
+    for (const Member& member : group) members.push_back(member.peer);
+  }
+  for (const PeerId& peer : lost()) std::erase(members, peer);
+  return members;
 }
 
 Duration RoundReport::arrival_spread() const {

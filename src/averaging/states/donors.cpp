@@ -61,13 +61,26 @@ Task<std::vector<Donor>> find_donors(Dht& dht, const DownloadSetup& setup, bool 
     const bool believed = donor.priority <= most;
     return std::tuple(believed, believed ? donor.priority : 0, donor.tie);
   };
-  std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
-  // Donors that claim much push no other out: half of the room is drawn for.
+  const auto by_rank = [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); };
   if (donors.size() > kMaxDonors) {
-    std::shuffle(donors.begin() + kMaxDonors / 2, donors.end(), dht.runtime().random());
-    donors.resize(kMaxDonors);
-    std::sort(donors.begin(), donors.end(), [&](const Donor& a, const Donor& b) { return rank(a) > rank(b); });
+    // Anybody can declare any number of names: those that this peer has averaged with, or was told to try, stay. Of the
+    // others, those that claim much push nobody out: half of the room is drawn for.
+    const auto strangers = std::partition(donors.begin(), donors.end(), [&](const Donor& donor) {
+      return !donor.declared || dht.host().reputation().has_history(donor.peer) ||
+             std::ranges::find(setup.known, donor.peer, [](const auto& one) { return one.first; }) != setup.known.end();
+    });
+    std::vector<Donor> stay(donors.begin(), strangers);
+    donors.erase(donors.begin(), strangers);
+    std::sort(stay.begin(), stay.end(), by_rank);
+    if (stay.size() > kMaxDonors / 2) stay.resize(kMaxDonors / 2);
+    std::sort(donors.begin(), donors.end(), by_rank);
+    if (const std::size_t room = kMaxDonors - stay.size(); donors.size() > room) {
+      std::shuffle(donors.begin() + static_cast<std::ptrdiff_t>(room / 2), donors.end(), dht.runtime().random());
+      donors.resize(room);
+    }
+    donors.insert(donors.end(), stay.begin(), stay.end());
   }
+  std::sort(donors.begin(), donors.end(), by_rank);
   co_return donors;
 }
 

@@ -312,7 +312,7 @@ void ProgressTracker::met(const std::vector<PeerId>& peers) {
 }
 
 void ProgressTracker::took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost) {
-  met(members);
+  for (const PeerId& peer : members) absent_.erase(peer);
   const bool says_nothing_of_others = members.size() < 2 && !lost.empty();
   for (const auto& [peer, report] : reports_) {
     if (peer == dht_.host().id() || std::ranges::find(members, peer) != members.end()) continue;
@@ -556,7 +556,8 @@ Task<void> ProgressTracker::refresh() {
   } else {
     add_up(entries, *found, global);
   }
-  note_way(global.peers, std::ranges::any_of(entries, &Entry::is_sum));
+  const bool has_sum = std::ranges::any_of(entries, &Entry::is_sum);
+  note_way(global.peers, has_sum && most_have_left_the_record(global.met));
   const auto is_own = [this](const auto& report) { return report.first == dht_.host().id(); };
   const bool alone = std::ranges::all_of(reports_, is_own) && std::ranges::none_of(entries, &Entry::is_sum);
   if (!looked_ && alone)

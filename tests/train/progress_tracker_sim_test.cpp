@@ -118,6 +118,7 @@ TEST_F(Progress, WhoMissedARoundIsNotExpectedUntilItReportsAgain) {
     for (auto* tracker : {&first, &second, &third}) train(*tracker, 0, 1, 1);
   swarm.pass(2s);
   ASSERT_EQ(first.snapshot().expected, 3u);
+  first.met({swarm.host(0).id(), swarm.host(1).id()});
   first.took_part({swarm.host(0).id(), swarm.host(1).id()});
   EXPECT_EQ(first.snapshot().expected, 2u);
   for (int i = 0; i < 10; ++i)
@@ -357,6 +358,7 @@ TEST_F(Progress, MostOfThoseThatItHasAveragedWithDecide) {
   EXPECT_EQ(epoch_of_first(), 30u);
   trackers[0]->doubt_claims_above(1);
   EXPECT_EQ(epoch_of_first(), 1u) << "no state has shown it";
+  trackers[0]->met({swarm.host(1).id(), swarm.host(2).id(), swarm.host(3).id(), swarm.host(4).id()});
   trackers[0]->took_part({swarm.host(1).id(), swarm.host(2).id(), swarm.host(3).id(), swarm.host(4).id()});
   EXPECT_EQ(epoch_of_first(), 30u);
 }

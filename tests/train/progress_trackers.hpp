@@ -39,7 +39,10 @@ class Progress : public dht::DhtSwarm {
   void meet() {
     std::vector<PeerId> all;
     for (std::size_t i = 0; i < trackers.size(); ++i) all.push_back(swarm.host(i).id());
-    for (auto& tracker : trackers) tracker->took_part(all);
+    for (auto& tracker : trackers) {
+      tracker->met(all);
+      tracker->took_part(all);
+    }
   }
 
   std::vector<std::unique_ptr<ProgressTracker>> trackers;

@@ -374,6 +374,40 @@ TEST_F(Sharded, LeadersKeepNoMoreThanSoMuch) {
   EXPECT_EQ(taken, 8);
 }
 
+/// Nobody honest leads them, so that nobody contradicts.
+TEST_F(Sharded, ClaimsOfShardsThatNoTrainerWasToldOfCountForNothing) {
+  for (int i = 0; i < 6; ++i) add_trainer(4);
+  train(60);
+  for (const Trainer& trainer : trainers) ASSERT_TRUE(in_shards(*trainer.tracker));
+  Dht& stranger = add();
+  for (int second = 0; second < 40; ++second) {
+    for (std::uint32_t shard = 0; shard < 2; ++shard)
+      for (const Trainer& trainer : trainers) {
+        proto::ProgressRequest claim = about({.bits = 1, .number = shard});
+        claim.set_root(true);
+        encode_sum({.epoch = 3, .samples_per_second = 1e-3, .time = stranger.now(), .trainers = 1e7},
+                   *claim.mutable_sum());
+        if (second % 10 == 0) (void)call(stranger, trainer.node, claim);
+      }
+    train(1);
+  }
+  expect_all_reckon(0.1);
+}
+
+TEST_F(Sharded, WhatLooksLikeTheirSumDrivesNoRunIntoShardsWhoseTrainersReportInTheRecord) {
+  add_trainers(4);
+  enter_epoch(0);
+  train(20);
+  const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(nodes.size()));
+  Dht& stranger = add();
+  stranger.add_validator(key);
+  ASSERT_TRUE(swarm.run(stranger.store(
+      "run_progress", msgpack::Bin{std::string(kSumOfShards) + key->ownership_marker()},
+      entry_value(stranger.host().id(), 0, 1, 1, stranger.now(), false), stranger.now() + 60, swarm.after(5s))));
+  train(20);
+  for (const Trainer& trainer : trainers) EXPECT_FALSE(in_shards(*trainer.tracker));
+}
+
 TEST_F(Sharded, ANodeThatIsNotNearLeadsNothing) {
   add_trainers(24);
   train(60);

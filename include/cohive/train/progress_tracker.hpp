@@ -100,10 +100,11 @@ class ProgressTracker {
   void training_resumes();
   /// Notes peers that this one has averaged with, or whose state it has taken: what they report counts.
   void met(const std::vector<PeerId>& peers);
-  /// Notes the members of a round of the whole run that has ended, as met() does. A trainer that was not among them is
-  /// not expected in the next round until it reports again: what a peer reported before it vanished is kept for
-  /// metadata_expiration. A stranger is expected less and less often. Where nobody else took part, this is true of the
-  /// `lost` members alone: whoever made the group up did not name the trainers that it sent elsewhere.
+  /// Notes the members of a round of the whole run that has ended, as far as is known: met() tells which of them have
+  /// done something in it. A trainer that was not among them is not expected in the next round until it reports again:
+  /// what a peer reported before it vanished is kept for metadata_expiration. A stranger is expected less and less
+  /// often. Where nobody else took part, this is true of the `lost` members alone: whoever made the group up did not
+  /// name the trainers that it sent elsewhere.
   void took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost = {});
   /// Takes those that claim more than `proven`, the epoch of the best state that could be had, for strangers until this
   /// peer averages with them again.
@@ -149,6 +150,7 @@ class ProgressTracker {
   void fetch_soon();
   void set(const GlobalProgress& progress);
   std::vector<Entry> entries_of(const dht::GetResult& record) const;
+  bool most_have_left_the_record(std::size_t reporting) const;
   bool is_met(const PeerId& peer) const;
   bool is_absent(const PeerId& peer) const;
   std::size_t expected_of(const GlobalProgress& progress) const;

@@ -32,7 +32,8 @@ constexpr Duration kOldestRun = 20s;  // that is told on
 constexpr Duration kCallTime = 5s;
 constexpr Duration kRecordLife = 15s;  // the next node waits as long before it takes the place of one that died
 constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
-constexpr double kWholeEnough = 0.75;  // of the shards, for a sum that Python peers see
+// Of the shards, for a sum that Python peers see, or the first one; and for the next ones.
+constexpr double kWholeEnough = 0.75, kKnownEnough = 0.5;
 constexpr Duration kSparseTime = 60s;  // before there are fewer shards
 constexpr double kMoved = 0.97;        // of the trainers, that report in the wanted shards
 
@@ -179,6 +180,7 @@ Task<Result<>> ShardLeader::take_sum(PeerId caller, ShardName name, ProgressSum 
     // that claims any number of shards is not, and one that has led before others came does not know it yet.
     if (nodes_within(distance, key) > kNearerNodes) co_return ok();
   }
+  sum.trainers = std::min(sum.trainers, static_cast<decltype(sum.trainers)>(kMostMembers));
   Claims& claims = claims_[name];
   claims[caller] = {sum, distance, runtime_.now()};
   std::erase_if(claims, [&](const auto& one) { return !is_fresh(one.second); });
@@ -220,20 +222,35 @@ int ShardLeader::bits_to_tell(const ProgressSum& run) {
 }
 
 /// While trainers move to more shards or fewer, they stand in the old ones for a while: the new ones count once nearly
-/// all are there. While they come from the record, the others are still there.
-std::optional<ProgressSum> ShardLeader::run_of(double now) {
-  if (!record_read_) return std::nullopt;
-  std::optional<ProgressSum> run;
-  for (int bits = 0; bits <= kMostBits; ++bits) {
-    const auto shards = shards_of(bits, now);
-    if (2 * shards.size() < std::size_t{1} << bits || shards.empty()) continue;
-    const ProgressSum total = total_of(shards, bits, now);
+/// all are there. Of other numbers of shards than those that the trainers were told nobody honest leads any, but
+/// anybody can claim to, unopposed: such claims are heard only where nothing is known yet, and then of nearly all
+/// shards.
+std::optional<ProgressSum> ShardLeader::largest_run(double now) const {
+  const auto largest = [&](bool any, double share) {
+    std::optional<ProgressSum> run;
     const auto weight = [this](const ProgressSum& sum) {
       return sum.trainers / (sum.bits == wanted_bits_ ? kMoved : 1);
     };
-    if (!run || weight(total) > weight(*run)) run = total;
-  }
+    for (int bits = 0; bits <= kMostBits; ++bits) {
+      if (!any && bits != bits_ && bits != wanted_bits_) continue;
+      const auto shards = shards_of(bits, now);
+      if (shards.empty() || static_cast<double>(shards.size()) < share * std::exp2(bits)) continue;
+      const ProgressSum total = total_of(shards, bits, now);
+      if (!run || weight(total) > weight(*run)) run = total;
+    }
+    return run;
+  };
+  std::optional<ProgressSum> run;
+  if (tells_run_) run = largest(false, kKnownEnough);
+  return run ? run : largest(true, kWholeEnough);
+}
+
+/// While trainers come from the record, the others are still there.
+std::optional<ProgressSum> ShardLeader::run_of(double now) {
+  if (!record_read_) return std::nullopt;
+  auto run = largest_run(now);
   if (!run) return std::nullopt;
+  tells_run_ = true;
   bits_ = run->counted;
   run->bits = wanted_bits_ = bits_to_tell(*run);
   if (others_) add_to(*run, *others_, now);
@@ -303,7 +320,7 @@ Task<void> ShardLeader::lead_run(ShardLeader& self) {
   for (;;) {
     if (self.claims_.empty() && !self.written_) {
       self.others_.reset();
-      self.record_read_ = false;
+      self.record_read_ = self.tells_run_ = false;
       co_await self.claimed_.wait();
     }
     co_await self.read_record();

@@ -59,6 +59,7 @@ class ShardLeader {
   std::size_t nodes_within(const dht::DhtId& distance, const dht::DhtId& key) const;
   Task<Result<>> take_sum(PeerId caller, ShardName name, ProgressSum sum);
   bool is_fresh(const Claim& claim) const;
+  std::optional<ProgressSum> largest_run(double now) const;
   std::optional<ProgressSum> run_of(double now);
   int bits_to_tell(const ProgressSum& run);
   std::vector<ProgressSum> shards_of(int bits, double now) const;
@@ -83,6 +84,7 @@ class ShardLeader {
   bool record_read_ = false;                  // since shards told their sums
   int bits_ = 0;                              // of the shards that were added up last
   int wanted_bits_ = 0;                       // that trainers are told
+  bool tells_run_ = false;                    // these two are of a run that this leader has added up
   std::optional<TimePoint> sparse_since_{};   // the shards have had so few trainers that fewer shards would do
   std::optional<TimePoint> another_wrote_{};  // the sum of the shards in that record
   bool written_ = false;

@@ -1,4 +1,5 @@
 // What a ProgressTracker does where its run reports in shards.
+#include <algorithm>
 #include <cmath>
 
 #include "cohive/core/on_exit.hpp"
@@ -29,6 +30,14 @@ ShardReport ProgressTracker::own_report() const {
   const double speed = ema_.samples_per_second();
   const double half = std::min(batch_ / speed / 2, kLongestHalfBatch);
   return {epoch_, std::max(0.0, samples_), speed, changed_at_ + half, options_.client_mode};
+}
+
+/// Anybody can write what looks like the sum of shards. Trainers of a run that reports in shards are not in the record.
+/// \param reporting  those in the record that this peer has averaged with
+bool ProgressTracker::most_have_left_the_record(std::size_t reporting) const {
+  const auto in_touch = static_cast<std::size_t>(
+      std::ranges::count_if(met_, [this](const auto& one) { return dht_.host().connected(one.first); }));
+  return reporting == 0 || 2 * reporting < in_touch;
 }
 
 /// Tells from a look at the record how this peer reports from now on. Where most of a large run have left the record,

@@ -32,4 +32,9 @@ class GrowingPause {
   TimePoint until_ = TimePoint::min();
 };
 
+/// Between times that members of a round are believed who say that this peer is behind, where it was in vain.
+inline GrowingPause doubt_of_members() {
+  return {5s, 15min};
+}
+
 }  // namespace cohive::train

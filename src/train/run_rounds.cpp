@@ -13,13 +13,10 @@ using averaging::Round;
 using averaging::RoundReport;
 
 namespace {
-constexpr int kDividedLead = 2;                              // times the matchmaking time
-constexpr Duration kPollInterval = 1s;                       // at the progress of the run, while a member waits
-constexpr std::size_t kFewTrainers = 32;                     // all of whom a newcomer knows soon
-constexpr Duration kFirstDoubt = 5s, kLongestDoubt = 15min;  // pauses in which members do not make this peer catch up
+constexpr int kDividedLead = 2;           // times the matchmaking time
+constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
+constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
 }  // namespace
-
-RunRounds::RunRounds(RunContext& run) : run_(run), doubt_(kFirstDoubt, kLongestDoubt) {}
 
 // ---- Beginning
 
@@ -295,9 +292,8 @@ void RunRounds::count_round(Scheduled& scheduled, const RoundReport& result) {
     if (std::ranges::count(result.lost_senders, member.peer) == 0) members.push_back(member.peer);
   // Trainers of other groups are no absentees, also where this one thinks that it is the only one.
   const std::size_t reported = run_.tracker.snapshot().peers;
-  if (scheduled.is_divided() || bits_of(reported, run_.options.target_group_size) > 0)
-    run_.tracker.met(members);
-  else
+  run_.tracker.met(result.contributors());
+  if (!scheduled.is_divided() && bits_of(reported, run_.options.target_group_size) == 0)
     run_.tracker.took_part(members, result.lost_senders);
   if (steps && !scheduled.is_divided()) company_ = members;
   run_.counts.note([steps, &result](TrainingStats& stats) {

@@ -29,7 +29,7 @@ struct Exchanged {
 
 class RunRounds {
  public:
-  explicit RunRounds(RunContext& run);
+  explicit RunRounds(RunContext& run) : run_(run) {}
   void start();
 
   /// While one exists no round begins by itself: this peer has no state of the run, or another one takes its place, or
@@ -94,7 +94,7 @@ class RunRounds {
 
   RunContext& run_;
   int suspended_ = 0;
-  GrowingPause doubt_;           // between times that members are believed who say that this peer is behind
+  GrowingPause doubt_ = doubt_of_members();
   std::optional<Told> told_;     // by them; it has not tried to catch up since
   std::vector<PeerId> company_;  // the members of the last exchange, if that was one of gradients of the whole run
 };

@@ -320,6 +320,47 @@ TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
   }
 }
 
+/// Takes part, and says that it has made more steps than anybody.
+Task<void> boast_of_steps(Dht& dht) {
+  averaging::AveragerOptions options;
+  options.prefix = "outer_outer_step_700000_900000n";
+  options.class_name = "OuterStepAverager";
+  Values zeros(4);
+  averaging::Averager averager(dht, {{zeros, {4}}}, options);
+  averager.start();
+  for (;;) {
+    std::ranges::fill(zeros, 0.0f);
+    averaging::RoundOptions round;
+    round.gather = msgpack::Array{{std::uint64_t{1} << 24, 0}};
+    round.timeout = 10s;
+    (void)co_await averager.step(std::move(round), 0);
+  }
+}
+
+/// What a trainer has learned stays, and it steps on, whoever says that the others are ahead.
+TEST_F(OuterSteps, MembersThatSayInVainThatTheyAreAheadUndoNothing) {
+  for (int i = 0; i < 2; ++i) add();
+  auto& first = *trainers_[0];
+  ASSERT_TRUE(wait_for(60s, [&] { return first.steps >= 3; }));
+  TaskGroup liars(net_.runtime(), "liars");
+  for (int i = 0; i < 3; ++i) {
+    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
+    ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
+    liars.spawn(boast_of_steps(*nodes_.back()), "liar");
+  }
+  const std::size_t steps = first.steps;
+  float last = first.parameters()[0];
+  for (int i = 0; i < 60; ++i) {
+    net_.runtime().run_for(5s);
+    const float now = first.parameters()[0];
+    EXPECT_GT(now, last) << "after " << 5 * (i + 1) << " s";
+    last = now;
+  }
+  EXPECT_GE(first.steps, steps + 80);
+  EXPECT_LE(first.run->stats().state_downloads, 10u);
+  liars.cancel();
+}
+
 TEST_F(OuterSteps, ANewcomerGetsAnchorAndMomentumOfThoseThatAreLeft) {
   auto& one = add();
   net_.runtime().run_for(2s);  // or else all three would begin the run, and two of them may step without the third

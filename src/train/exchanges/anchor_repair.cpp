@@ -13,12 +13,25 @@ void copy(const std::vector<std::vector<float>>& from, std::vector<std::vector<f
   for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i], to[i].begin());
 }
 
+/// As that of parameters, or else as that of the differences that make the anchors: where one sender shall not move
+/// those anywhere, it shall not write the anchors either. Values of anchors are not left out, and not near zero.
+averaging::Aggregation aggregation_of_anchors(const RunOptions& options) {
+  if (averaging::bears_liars(options.state_aggregation)) return options.state_aggregation;
+  if (const auto* of_senders = std::get_if<averaging::MeanOfSenders>(&options.grad_aggregation)) {
+    if (of_senders->clip > 0) return averaging::ClippedMean{of_senders->clip};
+    return averaging::Mean();
+  }
+  if (std::holds_alternative<averaging::CenteredClip>(options.grad_aggregation)) return averaging::TrimmedMean();
+  return options.grad_aggregation;
+}
+
 /// All members are to hold the same bits afterwards.
 averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterOptimizer& optimizer,
                                          const std::string& name) {
   auto how = optimizer.open_diloco ? averager_options(options, "_state_averager", "DiLoCoStateAverager")
                                    : averager_options(options, "_" + name, "AnchorAverager");
   how.one_average = true;
+  how.aggregation = aggregation_of_anchors(options);
   return how;
 }
 
@@ -33,11 +46,13 @@ std::vector<averaging::TensorInfo> what_to_repair(const Replica& replica, const 
   return infos;
 }
 
-/// The same for all members, which are one from now on.
-std::optional<std::uint64_t> middle_of_steps(const averaging::RoundReport& round) {
+/// That of those who have done their part, `own` among them: the same for all members, which are one from now on.
+std::optional<std::uint64_t> middle_of_steps(const averaging::RoundReport& round, const PeerId& own) {
+  const auto contributors = round.contributors();
   std::vector<std::uint64_t> all;
   for (const auto& member : round.group)
-    if (const auto steps = member.data.as_uint(); steps && *steps <= kMostToldSteps) all.push_back(*steps);
+    if (member.peer == own || std::ranges::find(contributors, member.peer) != contributors.end())
+      if (const auto steps = member.data.as_uint(); steps && *steps <= kMostToldSteps) all.push_back(*steps);
   std::ranges::sort(all);
   return all.empty() ? std::nullopt : std::optional(all[all.size() / 2]);
 }
@@ -87,12 +102,13 @@ class AnchorRepair final : public Exchange {
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
     const auto momentum = std::exchange(momentum_, nullptr);
     if (round && moment.occasion == Occasion::epoch_end)
-      co_await runtime_.offload([memory = memory_, momentum, steps = middle_of_steps(*round)] {
-        if (steps) memory->steps = static_cast<float>(*steps);
-        copy(memory->difference, memory->anchor);
-        copy(*momentum, memory->momentum);
-        memory->checksum = checksum_of(memory->anchor);
-      });
+      co_await runtime_.offload(
+          [memory = memory_, momentum, steps = middle_of_steps(*round, averager_.dht().host().id())] {
+            if (steps) memory->steps = static_cast<float>(*steps);
+            copy(memory->difference, memory->anchor);
+            copy(*momentum, memory->momentum);
+            memory->checksum = checksum_of(memory->anchor);
+          });
     co_return Effect::none;
   }
 

@@ -77,6 +77,14 @@ std::vector<RoundWish> wishes_of(const std::vector<averaging::Member>& members) 
   return wishes;
 }
 
+/// The members of a round that have done their part, `own` among them.
+std::set<PeerId> contributors_and(const PeerId& own, const averaging::RoundReport& round) {
+  const auto contributors = round.contributors();
+  std::set<PeerId> all(contributors.begin(), contributors.end());
+  all.insert(own);
+  return all;
+}
+
 std::span<float> part_of(std::vector<float>& values, const Stretch& stretch) {
   return std::span(values).subspan(stretch.offset, stretch.length);
 }
@@ -245,22 +253,42 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   co_return delayed ? Effect::publishable : Effect::none;
 }
 
-/// Most of the others have made a step that this peer has missed. One of them alone can say any number.
-bool OuterStep::is_behind(const averaging::RoundReport& round) const {
-  std::size_t ahead = 0;
+/// Most of the others have made a step that this peer has missed. One of them alone can say any number, and a leader
+/// can name any number of members: those count that have taken part, and where there are some that this peer has
+/// averaged with before, these alone.
+bool OuterStep::is_told_to_be_behind(const averaging::RoundReport& round) const {
+  struct Say {
+    std::size_t all = 0, ahead = 0;
+  };
+  Say acquainted, strangers;
+  const PeerId own = averager_.dht().host().id();
+  const auto contributors = contributors_and(own, round);
   for (const auto& member : round.group) {
+    if (member.peer == own || !contributors.contains(member.peer)) continue;
+    Say& say = averager_.dht().host().reputation().has_history(member.peer) ? acquainted : strangers;
     const auto steps = greeting_of(member).steps;
-    ahead += steps && static_cast<float>(*steps) > memory_->steps;
+    ++say.all;
+    say.ahead += steps && static_cast<float>(*steps) > memory_->steps;
   }
-  return 2 * ahead > round.group.size() - 1;
+  const Say& say = acquainted.all > 0 ? acquainted : strangers;
+  return 2 * say.ahead > say.all;
+}
+
+/// If no state bears it out, they are believed less often each time.
+bool OuterStep::is_behind(const averaging::RoundReport& round) {
+  if (!is_told_to_be_behind(round) || !doubt_.is_over(runtime_.now())) return false;
+  doubt_.begin(runtime_.now());
+  told_at_steps_ = memory_->steps;
+  return true;
 }
 
 /// The members told checksums of the anchors that they began the round with. Rounds of parameters repair these.
 void OuterStep::compare_anchors(const averaging::RoundReport& round, bool parameters) {
   std::set<std::pair<std::uint64_t, std::uint64_t>> anchors;  // steps, checksum
+  const auto contributors = contributors_and(averager_.dht().host().id(), round);
   for (const auto& member : round.group) {
     const auto [steps, checksum, wish] = greeting_of(member);
-    if (steps && checksum && *checksum != 0) anchors.emplace(*steps, *checksum);
+    if (contributors.contains(member.peer) && steps && checksum && *checksum != 0) anchors.emplace(*steps, *checksum);
   }
   memory_->differs = !parameters && anchors.size() > 1;
 }
@@ -323,22 +351,15 @@ Task<void> OuterStep::renewing() {
   carries_ = true;
   trained_from_ = kNone;
   memory_->checksum = 0;
-  co_await runtime_.offload(
-      [&replica = replica_, memory = memory_, counted = std::exchange(counted_, false), used = replica_.in_use()] {
-        if (counted && memory->own.empty()) {
-          for (auto& values : memory->difference) std::ranges::fill(values, 0.0f);
-          return;
-        }
-        replica.read_parameters(memory->in_model(memory->difference));
-        for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
-          subtract(memory->difference[i], memory->anchor[i]);
-          if (counted) add(memory->difference[i], memory->own[i]);
-        }
-      });
+  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+    replica.read_parameters(memory->in_model(memory->difference));
+    for (std::size_t i = 0; i < memory->anchor.size(); ++i) subtract(memory->difference[i], memory->anchor[i]);
+  });
 }
 
 Task<void> OuterStep::reset() {
-  averaged_ = counted_ = false;
+  averaged_ = false;
+  counted_ = counted_ && carries_;
   trained_from_ = kNone;
   memory_->steps = 0;
   memory_->checksum = 0;
@@ -349,11 +370,21 @@ Task<void> OuterStep::reset() {
   });
 }
 
+/// What the last round is said to have averaged is in the anchor of the others only if they have made a step more.
 Task<void> OuterStep::loaded() {
+  const bool is_ahead = memory_->steps > told_at_steps_;
+  if (is_ahead) doubt_.end();
+  const bool counted = std::exchange(counted_, false) && is_ahead;
   if (!std::exchange(carries_, false)) co_return;
   averaged_ = true;
-  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
-    for (std::size_t i = 0; i < memory->anchor.size(); ++i) add(memory->difference[i], memory->anchor[i]);
+  co_await runtime_.offload([&replica = replica_, memory = memory_, counted, used = replica_.in_use()] {
+    for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
+      if (counted && memory->own.empty())
+        std::ranges::fill(memory->difference[i], 0.0f);
+      else if (counted)
+        add(memory->difference[i], memory->own[i]);
+      add(memory->difference[i], memory->anchor[i]);
+    }
     replica.write_parameters(memory->in_model(memory->difference));
   });
 }

@@ -13,6 +13,7 @@
 #include "cohive/train/exchange.hpp"
 #include "cohive/train/run_options.hpp"
 #include "fragment.hpp"
+#include "train/growing_pause.hpp"
 #include "train/link_fit.hpp"
 
 namespace cohive::train {
@@ -90,7 +91,8 @@ class OuterStep final : public Exchange {
  private:
   bool is_delayed(const Moment& moment) const { return goes_on(options_, moment); }
   bool averages_parameters(bool divided) const { return divided && !optimizer_.open_diloco; }
-  bool is_behind(const averaging::RoundReport& round) const;
+  bool is_told_to_be_behind(const averaging::RoundReport& round) const;
+  bool is_behind(const averaging::RoundReport& round);
   void compare_anchors(const averaging::RoundReport& round, bool parameters);
   void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
   void warn_of_short_rounds(std::uint64_t batches);
@@ -113,10 +115,12 @@ class OuterStep final : public Exchange {
   std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
   bool whole_ = false;              // this peer has trained in all epochs since then
   bool averaged_ = false;           // the anchor is one that others have had, too
-  bool counted_ = false;            // the last offer was averaged, though this peer does not hold what came of it
+  bool counted_ = false;            // the last offer was averaged, as it seems, and this peer has nothing of it
   bool carries_ = false;            // until loaded(): `difference` has what this peer has come to
   bool warned_ = false;
-  bool few_bits_ = false;  // of the parameters of the last group that averaged these
+  GrowingPause doubt_ = doubt_of_members();
+  float told_at_steps_ = 0;  // when members said last that this peer is behind
+  bool few_bits_ = false;    // of the parameters of the last group that averaged these
 };
 
 /// Averages the anchors now and then, where they differ. The parameters stay as they are: what changes in an anchor is

@@ -54,6 +54,7 @@ void read_ways(OptionReader& reader, TrainerOptions& options) {
   reader.read("use_local_updates", run.use_local_updates);
   reader.read("auxiliary", run.auxiliary);
   reader.read("client_mode", run.client_mode);
+  reader.read("share_state", run.share_state);
   reader.read("native_steps", options.ways.native_steps);
   options.ways.reuse_buffers = run.reuse_grad_buffers;
   options.ways.local_steps = run.use_local_updates;

@@ -14,7 +14,7 @@ averaging::StateSharingOptions state_sharing_options(const RunOptions& options) 
   result.prefix = options.run_id + "_state_averager";
   result.class_name = "TrainingStateAverager";
   result.codec = options.load_state_compression;
-  result.share = !options.client_mode && !options.auxiliary;
+  result.share = options.share_state && !options.client_mode && !options.auxiliary;
   return result;
 }
 

@@ -86,6 +86,7 @@ struct RunOptions {
   /// of host memory for each value of the state. 0 and 1: all rounds send them as they are.
   int full_state_every = 0;
   codec::Compression load_state_compression;  ///< of the state that newcomers download from this peer
+  bool share_state = true;                    ///< others may download the state from this peer, if it can be reached
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.
   /// Tensors of less than 4096 values are left out of codec::Codec::sparse2, which goes with an outer_optimizer
   /// without momentum.

@@ -10,8 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 from . import _gpu, _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
-from .optim import nested_flatten, zero_gradients
-from .state_averager import initialize_optimizer_state_
+from .optim import initialize_optimizer_state_, nested_flatten, zero_gradients
 
 #: The tensors that an optimizer of torch keeps, in the library's order.
 _STATISTICS = {
@@ -78,6 +77,11 @@ def _copy(copies: Iterable[Tuple[Any, Any]]) -> None:
     with torch.no_grad():
         for to, values in copies:
             to.copy_(values)
+
+
+def _rounded(values: Any, dtype: Any) -> Any:
+    """Values in another type: rounded where that has integers, as a conversion cuts them off."""
+    return (values.round() if values.is_floating_point() and not dtype.is_floating_point else values).to(dtype)
 
 
 def _values_at(pointer: Any, like: Any) -> Any:
@@ -199,8 +203,9 @@ class Model:
                 info = CompressionInfo.from_tensor(tensor, key=(at, name), role=TensorRole.OPTIMIZER)
                 found.append((tensor, *live_of([tensor], self._link), info, True))
         for at, tensor in enumerate(self._extra_tensors):
-            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-                raise TypeError("an extra tensor is a tensor of torch with floating-point values")
+            numbers = isinstance(tensor, torch.Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
+            if not numbers:
+                raise TypeError("an extra tensor is a tensor of torch with floating-point values or integers")
             values = live_of([tensor], self._link)
             found.append((tensor, *values, CompressionInfo.from_tensor(tensor, key=at), False))
         return found
@@ -227,13 +232,16 @@ class Model:
         self._upload([(came, values) for came, (_, _, values, _) in zip(news, shared)])
         for came, (at, tensor, _, before) in zip(news, shared):
             now = tensor.detach().to(torch.float32)
-            tensor.detach().copy_(torch.where(now == before, came, now + (came - before)))
+            new = _rounded(torch.where(now == before, came, now + (came - before)), tensor.dtype)
+            # What no round has changed stays as it is: float32 may not hold it.
+            tensor.detach().copy_(torch.where(came == before, tensor.detach(), new))
             self._published[at] = came
 
     def _copy_to_shared(self) -> None:
         """The copies were loaded: the tensors are as these."""
         self._published.clear()
-        _copy((tensor.detach(), values) for tensor, values in self._shared)
+        # Integers have theirs already, which float32 may not hold.
+        _copy((tensor.detach(), values) for tensor, values in self._shared if tensor.is_floating_point())
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -341,7 +349,7 @@ class Model:
             theirs.append(values)
         with torch.no_grad():
             for tensor, values in zip(own, theirs):
-                tensor.copy_(values)
+                tensor.copy_(_rounded(values, tensor.dtype))
             for tensor, values, _, _ in self._beside:
                 values.copy_(tensor)
         self._copy_to_shared()

@@ -134,7 +134,8 @@ def make_strategy(package: str) -> type:
             self._run_id, self._target_batch_size = run_id, target_batch_size
             self._batch_size, self._samples = batch_size, batch_size
             self._scheduler_fn, self._reuse_grad_buffers = scheduler_fn, reuse_grad_buffers
-            self._require_scheduler_fn = bool(delay_optimizer_step or delay_state_averaging or offload_optimizer)
+            delays = delay_optimizer_step or delay_grad_averaging or delay_state_averaging
+            self._require_scheduler_fn = bool(delays or offload_optimizer)
             self._optimizer_kwargs = dict(
                 matchmaking_time=matchmaking_time,
                 averaging_timeout=averaging_timeout,

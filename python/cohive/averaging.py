@@ -8,6 +8,7 @@ trace.
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -48,6 +49,7 @@ __all__ = [
 DEFAULT_PART_SIZE_BYTES = 2**19
 GatheredData = Any
 _NO_LIMIT = 365 * 86400.0
+_LAST_WAIT = 10.0  # seconds, of somebody who gives a step up, for tensors that are being written
 
 
 class DecentralizedAverager:
@@ -115,7 +117,7 @@ class DecentralizedAverager:
                 raise ValueError("averaged_tensors must be either parameters or leaf tensors")
             if not tensor.is_floating_point():
                 raise TypeError(f"tensors of {tensor.dtype} cannot be averaged")
-        self.lock_averaged_tensors = threading.Lock()
+        self.lock_averaged_tensors = threading.RLock()  # who holds it may hand the tensors over
         self.total_size = sum(tensor.numel() for tensor in self._averaged_tensors)
         self.bandwidth, self._averaging_alpha = bandwidth, averaging_alpha
         self.compression = compression or NoCompression()
@@ -302,16 +304,16 @@ class DecentralizedAverager:
         step = StepControl(scheduled_time, deadline, allow_retries, weight, _msgpack.dumps(gather))
         step._triggered = not require_trigger
         step._averager = self
-        with self._lock:
-            self._steps.append(step)
-            if len(self._steps) == 1:
-                self._begin(step)
-        if not wait:
-            return step
         try:
-            return step.result()
+            with self._lock:
+                self._steps.append(step)
+                if len(self._steps) == 1:
+                    self._begin(step)
+            self._trigger(step)
+            return step.result() if wait else step
         except BaseException:
-            step.cancel()
+            if not step.cancel():  # what has come of the round may be on its way into the tensors
+                concurrent.futures.wait([step], _LAST_WAIT)
             raise
 
     def _begin(self, step: StepControl) -> None:
@@ -336,18 +338,30 @@ class DecentralizedAverager:
             step.set_exception(error)
             return
         step._round, step._ticket = Handle(round_.value), Ticket(Handle(ticket.value))
-        if step._triggered:
-            self._hand_over(step)
         _events.hub().when_done(step._ticket, partial(self._worker.submit, self._ended, step))
 
     def _trigger(self, step: StepControl) -> None:
+        """Hands the tensors over, once, if it is time for it. Without the lock: who holds the tensors may wait for it.
+
+        If that fails, or is interrupted, the step ends with this error.
+        """
         with self._lock:
-            if step._round is not None and not step.done():
-                self._hand_over(step)
+            if step._round is None or step.done() or not step._triggered or step._handed_over:
+                return
+            step._handed_over = True
+        try:
+            self._hand_over(step)
+        except BaseException as error:
+            step._failure = error
+            if step._ticket is not None:
+                step._ticket.cancel()
+            raise
 
     def _hand_over(self, step: StepControl) -> None:
-        """Copies the tensors into the library's memory. With the lock."""
+        """Copies the tensors into the library's memory."""
         with self.lock_averaged_tensors, torch.no_grad():
+            if step.done():  # while it waited for the tensors: the memory may be that of the next round
+                return
             for buffer, tensor in zip(self._buffers, self._averaged_tensors):
                 buffer.copy_(tensor)
         if self.mode != AveragingMode.AUX:
@@ -356,35 +370,40 @@ class DecentralizedAverager:
 
     def _ended(self, step: StepControl) -> None:
         """Adds what came of a round to the tensors, and begins the next one. The worker's thread."""
+        # From here on it cannot be cancelled: nobody sees tensors that were changed in part.
+        applies = not step.done() and step.set_running_or_notify_cancel()
+        outcome: Optional[Dict[PeerID, Any]] = None
+        failure = step._failure
         try:
             assert step._ticket is not None
             told = _msgpack.loads(step._ticket.take())
-            gathered = {PeerID(peer): value for peer, value in told["gathered"]}
-            if step._before is not None and not step.cancelled():
+            outcome = {PeerID(peer): value for peer, value in told["gathered"]}
+            if applies and failure is None and step._before is not None:
                 self._apply(step._before)
-            outcome: Tuple[Optional[Dict[PeerID, Any]], Optional[Exception]] = (gathered, None)
+        except _native.CohiveError as error:
+            failure = failure or AllreduceException(f"Averaging step failed: {error}")
         except Exception as error:
-            kind = AllreduceException if isinstance(error, _native.CohiveError) else None
-            failure = kind(f"Averaging step failed: {error}") if kind else error
-            outcome = (None, failure)
+            failure = failure or error
         step._before = None
         with self._lock:
             if step in self._steps:
                 self._steps.remove(step)
             # Whoever waits for this step may begin the next one at once.
-            if not step.cancelled() and step.set_running_or_notify_cancel():
-                if outcome[1] is None:
-                    step.set_result(outcome[0])
-                else:
-                    step.set_exception(outcome[1])
-            self._begin_next()
+            if applies and failure is None:
+                step.set_result(outcome)
+            elif applies:
+                step.set_exception(failure)
+            following = self._begin_next()
+        if following is not None:
+            self._trigger(following)
 
-    def _begin_next(self) -> None:
+    def _begin_next(self) -> Optional[StepControl]:
         while self._steps and self._steps[0]._ticket is None and not self._closed:
             if self._steps[0].cancelled():
                 self._steps.popleft()
             else:
                 self._begin(self._steps[0])
+        return self._steps[0] if self._steps else None
 
     def _forget(self, step: StepControl) -> None:
         with self._lock:

@@ -104,9 +104,21 @@ class SerializedTensor:
 
 
 class CompressionBase(ABC):
-    """Says how tensors travel."""
+    """Says how tensors travel, by the codecs of the library, which encodes and decodes without Python: a subclass says
+    which one, by codec() or compression_type.
+
+    :raises TypeError: a subclass with a compress() or extract() of its own, which nothing would call
+    """
 
     compression_type: CompressionType = CompressionType.NONE
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        if cls.compress is not CompressionBase.compress or cls.extract is not CompressionBase.extract:
+            raise TypeError(
+                f"{cls.__name__} has a compress() or extract() of its own, which the library would not call: tensors "
+                "travel by its codecs, of which codec() chooses"
+            )
+        return super().__new__(cls)
 
     @abstractmethod
     def codec(self, info: CompressionInfo) -> CompressionType:

@@ -60,6 +60,8 @@ class StepControl(Future):
         self._round: Optional[Handle] = None
         self._ticket: Optional[Ticket] = None
         self._before: Optional[List[Any]] = None
+        self._handed_over = False
+        self._failure: Optional[BaseException] = None  # of the hand-over
 
     def allow_allreduce(self) -> None:
         """Hands the tensors over: they are averaged as soon as there is a group."""

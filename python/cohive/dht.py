@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import difflib
 import json
 import logging
+import math
 import os
 import threading
+import time
 import warnings
 from functools import partial
 from typing import Any, Awaitable, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple, Union
@@ -21,7 +24,7 @@ from .multiaddr import Multiaddr
 from .node import DHTID, DHTNode
 from .peer_id import PeerID
 from .timed import DHTExpiration, ValueWithExpiration
-from .validation import CompositeValidator, DHTRecord, RecordValidatorBase, RSASignatureValidator
+from .validation import CompositeValidator, DHTRecord, RecordValidatorBase, RSASignatureValidator, flattened
 
 logger = logging.getLogger("cohive.dht")
 
@@ -63,6 +66,7 @@ _OTHER = frozenset(("no_listen", "dht_mode", "use_ipfs", "authorizer"))
 _POINTLESS: Set[str] = set()  # keywords that a warning has named
 
 _RETURN_SOON = 1.0  # seconds that shutdown() adds to its time-out
+_LOOK = 0.05  # seconds between two looks of join() at what it waits for
 
 
 def _options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: Dict[str, Any]) -> Dict[str, Any]:
@@ -126,14 +130,16 @@ def _converted(parts: Any) -> Optional[ValueWithExpiration[Any]]:
     raise _native.error_of(parts[3], parts[4])
 
 
-def _stored(outcome: Optional[List[Any]]) -> bool:
-    """Whether a record was stored; ValueError for one that never could."""
+def _stored(outcome: Optional[List[Any]], alone: bool) -> bool:
+    """Whether a record was stored. ValueError for one that never could, if it is alone: of several records each has an
+    outcome of its own."""
     if outcome is None:
         return True
     code, sentence = outcome
-    if code in (_native.INVALID_ARGUMENT, _native.LIMIT_EXCEEDED):
+    never = code in (_native.INVALID_ARGUMENT, _native.LIMIT_EXCEEDED)
+    if never and alone:
         raise _native.error_of(code, sentence)
-    logger.debug("not stored: %s", sentence)
+    logger.log(logging.WARNING if never else logging.DEBUG, "not stored: %s", sentence)
     return False
 
 
@@ -202,7 +208,7 @@ class DHT:
         self.initial_peers, self.kwargs, self.num_workers = initial_peers, kwargs, num_workers
         self.daemon, self.shutdown_timeout = daemon, shutdown_timeout
         self._options = _options(initial_peers, num_workers, kwargs)
-        self._record_validator = CompositeValidator(record_validators)
+        self._record_validator = CompositeValidator(flattened(record_validators))
         for validator in self._record_validator._validators:
             self._refuse_signers(validator)
         self._custom: Optional[Handle] = None
@@ -210,6 +216,7 @@ class DHT:
         self._ready: Optional[Future] = None
         self._status: Dict[str, Any] = {}
         self._closed: Optional[Ticket] = None
+        self._left = threading.Event()  # set when it begins to close
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._replica = _Replica(self)
         self._lock = threading.Lock()
@@ -305,6 +312,7 @@ class DHT:
                 self._closed = begun(partial(lib.cohive_swarm_close, self._handle))
             except RuntimeError:  # of another process
                 return None
+            self._left.set()
         if self._check_tag is not None:
             _events.hub().drop_check(self._check_tag)
         if self._loop is not None:
@@ -319,9 +327,14 @@ class DHT:
     terminate = shutdown
 
     def join(self, timeout: Optional[float] = None) -> None:
-        """Waits until it is shut down."""
+        """Waits until it is shut down by another thread, or has failed; `timeout` seconds at most. Ctrl+C ends the
+        wait. See is_alive() for what has come of it."""
+        limit = math.inf if timeout is None else time.monotonic() + timeout
+        while self.is_alive() and os.getpid() == self._process and time.monotonic() < limit:
+            self._left.wait(_LOOK)
         if self._closed is not None:
-            self._closed.wait(timeout)
+            with contextlib.suppress(RuntimeError):  # not closed in time, or not in order
+                self._closed.wait(None if timeout is None else max(0.0, limit - time.monotonic()))
 
     def __enter__(self) -> "DHT":
         return self
@@ -353,7 +366,8 @@ class DHT:
 
         :param latest: finish the search and take the newest record; else the first one that is found
         :param return_future: return a Future at once
-        :param kwargs: ``timeout``, seconds in all
+        :param kwargs: ``timeout``, seconds in all; ``sufficient_expiration_time``, by which hivemind asks for the
+            newest record, does so
         :returns: ValueWithExpiration or None; of a key with subkeys the value is a dict of ValueWithExpiration
         """
         ticket = self._begin_get([key], latest, **kwargs)
@@ -363,7 +377,9 @@ class DHT:
 
     def _begin_get(self, keys: List[DHTKey], latest: bool, timeout: Optional[float] = None, **unknown: Any) -> Ticket:
         handle, packed = self._open(), _msgpack.dumps(keys)
-        options = self._call_options(timeout, unknown, latest=bool(latest))
+        # A search that ends early knows nothing of the times that other nodes have.
+        latest = bool(latest or unknown.get("sufficient_expiration_time"))
+        options = self._call_options(timeout, unknown, latest=latest)
         return begun(partial(lib.cohive_dht_get, handle, _native.data(packed), len(packed), options))
 
     def _get_many(self, keys: List[DHTKey], latest: bool, **kwargs: Any) -> Future:
@@ -382,7 +398,7 @@ class DHT:
         """Stores a record at the nodes nearest to its key.
 
         :param key: text, bytes, or anything that msgpack knows, as are subkey and value
-        :param expiration_time: Unix seconds (get_dht_time()), in the future
+        :param expiration_time: Unix seconds (get_dht_time()), in the future and finite
         :param subkey: store it under this part of the key's dictionary
         :param kwargs: ``timeout``, seconds in all
         :returns: whether it was stored: not where a newer one is held, a validator refuses it, or nobody answers
@@ -390,8 +406,8 @@ class DHT:
         """
         ticket = self._begin_store([(key, value, expiration_time, subkey)], **kwargs)
         if return_future:
-            return ticket.future(lambda stored: _stored(_msgpack.loads(stored)[0]))
-        return _stored(_msgpack.loads(ticket.wait())[0])
+            return ticket.future(lambda stored: _stored(_msgpack.loads(stored)[0], alone=True))
+        return _stored(_msgpack.loads(ticket.wait())[0], alone=True)
 
     def _begin_store(
         self, records: List[Tuple[Any, Any, float, Any]], timeout: Optional[float] = None, **unknown: Any
@@ -408,11 +424,11 @@ class DHT:
 
     def _store_many(self, records: List[Tuple[Any, Any, float, Any]], **kwargs: Any) -> Future:
         ticket = self._begin_store(records, **kwargs)
-        return ticket.future(lambda stored: [_stored(one) for one in _msgpack.loads(stored)])
+        return ticket.future(lambda stored: [_stored(one, alone=False) for one in _msgpack.loads(stored)])
 
     @staticmethod
     def _call_options(timeout: Optional[float], unknown: Dict[str, Any], **options: Any) -> bytes:
-        # hivemind's keywords of a single search: it has no use for them here.
+        # hivemind's keywords of a single search, or of a store: it has no use for them here.
         idle = {
             "num_workers",
             "beam_size",
@@ -420,6 +436,7 @@ class DHT:
             "return_futures",
             "cache_nearest",
             "exclude_self",
+            "await_all_replicas",
         }
         for name in unknown:
             if name not in idle:
@@ -433,7 +450,7 @@ class DHT:
     @staticmethod
     def _refuse_signers(validator: RecordValidatorBase) -> None:
         kind = type(validator)
-        if isinstance(validator, (RSASignatureValidator, CompositeValidator)):
+        if isinstance(validator, RSASignatureValidator):
             return
         if (
             kind.sign_value is not RecordValidatorBase.sign_value
@@ -462,7 +479,7 @@ class DHT:
                 "Can't append new validators before the DHT process has started. "
                 "Consider adding them to the initial list via DHT.__init__(record_validators=...)"
             )
-        added = list(record_validators)
+        added = list(flattened(record_validators))
         for validator in added:
             self._refuse_signers(validator)
         before = list(self._record_validator._validators)

@@ -301,7 +301,10 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        return {} if self._of_swarm is None else self._of_swarm.state
+        """On rank 0 that of its Optimizer; elsewhere the epoch alone."""
+        if self._of_swarm is not None:
+            return self._of_swarm.state
+        return {"local_epoch": self.local_epoch} if hasattr(self, "_groups") else {}
 
     @state.setter
     def state(self, _: Any) -> None:

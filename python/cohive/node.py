@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import random
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Sequence, Union
@@ -110,15 +111,20 @@ class DHTNode:
     def client_mode(self) -> bool:
         return self._dht.client_mode
 
-    async def get(self, key: Any, latest: bool = False, **kwargs: Any) -> Optional[ValueWithExpiration[Any]]:
-        """The record of a key; see DHT.get."""
-        found: Optional[ValueWithExpiration[Any]] = await self._dht.get(key, latest, return_future=True, **kwargs)
-        return found
+    async def get(self, key: Any, latest: bool = False, return_futures: bool = False, **kwargs: Any) -> Any:
+        """The record of a key, or with `return_futures` a future of it; see DHT.get."""
+        future = asyncio.wrap_future(self._dht.get(key, latest, return_future=True, **kwargs))
+        return future if return_futures else await future
 
     async def get_many(
-        self, keys: Iterable[Any], latest: bool = False, **kwargs: Any
-    ) -> Dict[Any, Optional[ValueWithExpiration[Any]]]:
-        """The records of several keys."""
+        self, keys: Iterable[Any], latest: bool = False, return_futures: bool = False, **kwargs: Any
+    ) -> Dict[Any, Any]:
+        """The records of several keys, None where there is none.
+
+        :param return_futures: return a future for each key at once; one that is cancelled ends its search
+        """
+        if return_futures:
+            return {key: await self.get(key, latest, return_futures=True, **kwargs) for key in keys}
         found: Dict[Any, Optional[ValueWithExpiration[Any]]] = await self._dht._get_many(list(keys), latest, **kwargs)
         return found
 
@@ -137,7 +143,8 @@ class DHTNode:
         subkeys: Optional[Union[Any, List[Any]]] = None,
         **kwargs: Any,
     ) -> Dict[Any, bool]:
-        """Stores several records; returns which keys, or pairs of key and subkey, were stored."""
+        """Stores several records; returns which keys, or pairs of key and subkey, were stored. One that never could be,
+        as it has expired or is too large, is logged, and does not keep the others from it."""
         times = [expiration_time] * len(keys) if isinstance(expiration_time, (int, float)) else list(expiration_time)
         parts = list(subkeys) if isinstance(subkeys, (list, tuple)) else [subkeys] * len(keys)
         if not len(keys) == len(values) == len(times) == len(parts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
@@ -81,9 +82,18 @@ def samples_of(batch_size: Optional[int], usual: Optional[int]) -> int:
     samples = usual if batch_size is None else batch_size
     if samples is None:
         raise ValueError("Please either set batch_size_per_step parameter at init or when calling .step")
-    if not isinstance(samples, int) or samples < 1:
-        raise ValueError("batch_size is a number of samples, at least 1")
-    return samples
+    return number_of_samples(samples, "batch_size")
+
+
+def number_of_samples(value: Any, name: str) -> int:
+    """A whole number from 1 on, also one of numpy; ValueError for anything else."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} is a number of samples, at least 1")
+    return number
 
 
 def zero_gradients(parameters: Iterable[Any], set_to_none: bool) -> None:
@@ -110,13 +120,45 @@ def gradients_are_finite(parameters: Iterable[Any]) -> bool:
     return all(bool(torch.isfinite(one).all()) for one in largest)
 
 
-def initialize_optimizer_state(optimizer: Any) -> None:
-    """Has an optimizer make its state, by a step with zero gradients where there are none."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None:
-                (0 * parameter.sum()).backward()
+def initialize_optimizer_state_(optimizer: Any) -> None:
+    """Has an optimizer make its state by a step with zero gradients; gradients stay as they were."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    old_grads = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
+    for parameter, grad in zip(parameters, old_grads):
+        parameter.grad = grad
+
+
+# ---- Schedules of epochs
+
+
+def follow_epoch(scheduler: Any, epoch: int) -> None:
+    """Steps a schedule until it is at the epoch. SequentialLR and ChainedScheduler do not count their steps: they get
+    the attribute by which torch's others do, which their state_dict() keeps."""
+    count = steps_of(scheduler)
+    while count <= epoch:
+        scheduler.step()
+        count += 1
+        scheduler._step_count = count
+
+
+def steps_of(scheduler: Any) -> int:
+    """How often a schedule was stepped; torch counts the first setting of the rates as a step."""
+    return int(getattr(scheduler, "_step_count", 1))
+
+
+def rewind(scheduler: Any, epoch: int) -> None:
+    """Has a schedule, and those that it is made of, go on from an epoch that they have left. Rates stay as they are."""
+    scheduler.last_epoch, scheduler._step_count = epoch, epoch + 1
+    parts = getattr(scheduler, "_schedulers", ())
+    milestones = getattr(scheduler, "_milestones", None)
+    begins = [0] * len(parts) if milestones is None else [0, *milestones]
+    ends = [epoch + 1] * len(parts) if milestones is None else [*milestones, epoch + 1]
+    for part, begin, end in zip(parts, begins, ends):
+        if begin <= epoch:
+            rewind(part, min(epoch, end - 1) - begin)
 
 
 def _on_host(tensor: Any) -> Any:
@@ -381,7 +423,7 @@ class TrainingAverager(DecentralizedAverager):
         **kwargs: Any,
     ) -> None:
         if initialize_optimizer:
-            initialize_optimizer_state(opt)
+            initialize_optimizer_state_(opt)
         self.opt, self.extra_tensors, self.local_step = opt, tuple(extra_tensors), 0
         self.opt_statistics = tuple(average_opt_statistics)
         self.average_parameters, self.average_gradients = average_parameters, average_gradients

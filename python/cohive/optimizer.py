@@ -21,10 +21,14 @@ from .optim import (
     GradientAverager,
     PowerSGDGradientAverager,
     dump_training_state,
+    follow_epoch,
     gradients_are_finite,
     makes_optimizer,
+    number_of_samples,
     parameter_groups,
+    rewind,
     samples_of,
+    steps_of,
     zero_gradients,
 )
 from .progress import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA, Progress
@@ -32,7 +36,7 @@ from .timed import get_dht_time
 
 logger = logging.getLogger("cohive.train")
 
-#: of averager_opts and tracker_opts: what hivemind's parts take, and this one has no use for
+#: of averager_opts and tracker_opts: what hivemind's parts take, and the library does not under these names
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
 #: what schedules change in the groups of an optimizer
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
@@ -94,8 +98,15 @@ class _Run:
 class _Part:
     """What hivemind's optimizer has as an averager of its own."""
 
+    _of: "Optimizer"
+
     def __init__(self, of: "Optimizer") -> None:
-        self._of = of
+        self.__dict__["_of"] = of
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"{name} cannot be set here: the library averages by itself. Give it to Optimizer(), or in averager_opts"
+        )
 
     def is_alive(self) -> bool:
         """Whether the optimizer was not shut down."""
@@ -113,6 +124,20 @@ class _Part:
     def local_epoch(self) -> int:
         return self._of.local_epoch
 
+    @property
+    def main_parameters(self) -> Tuple[Any, ...]:
+        """Those of the model."""
+        return tuple(self._of._model.parameters)
+
+    def load_state_from_peers(self, **options: Any) -> bool:
+        """See Optimizer.load_state_from_peers."""
+        return self._of.load_state_from_peers(**options)
+
+    def get_current_state(self) -> Tuple[Any, ...]:
+        """What newcomers get: metadata, copies of the tensors in host memory, and what each is."""
+        metadata, tensors, infos = self._of._current_state()
+        return dict(metadata, epoch=self.local_epoch), [one.detach().cpu().clone() for one in tensors], infos
+
 
 class _Tracker(Progress):
     """How far the run is, as the optimizer has seen it last; see ProgressTracker."""
@@ -124,6 +149,11 @@ class _Tracker(Progress):
     def is_alive(self) -> bool:
         """Whether the optimizer was not shut down."""
         return self._of.is_alive()
+
+    def pause_updates(self) -> "contextlib.AbstractContextManager[None]":
+        """A context whose time counts for nobody's speed, as that of ProgressTracker: the next batch is not timed."""
+        self._of._last_step = None
+        return contextlib.nullcontext()
 
     @property
     def global_progress(self) -> GlobalTrainingProgress:
@@ -213,8 +243,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param state_averaging_compression: of parameters on their way
     :param load_state_compression: of the state that newcomers download
     :param average_opt_statistics: names of the optimizer's tensors that are averaged with the parameters
-    :param extra_tensors: averaged with them, and shared
-    :param averager_opts: request_timeout, part_size_bytes, min_group_size, target_group_size, bandwidth, ...
+    :param extra_tensors: averaged with them, and shared; averages of integers are rounded
+    :param averager_opts: request_timeout, part_size_bytes, min_group_size, target_group_size, bandwidth,
+        allow_state_sharing, ...
     :param tracker_opts: min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, ...
     :param performance_ema_alpha: weight of the newest batch in the measured speed
     :param shutdown_timeout: seconds that shutdown() takes at most
@@ -299,14 +330,19 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if fit_my_link and outer_lr is None:
             raise ValueError("fit_my_link is about local steps with an outer optimizer: set outer_lr, too")
         fits_target = fit_my_link and target_batch_size is None
-        if not fits_target and (not isinstance(target_batch_size, int) or target_batch_size < 1):
-            raise ValueError("target_batch_size is a number of samples, at least 1")
+        if not fits_target:
+            target_batch_size = number_of_samples(target_batch_size, "target_batch_size")
         self.dht, self.run_id, self.client_mode, self.auxiliary = dht, run_id, client_mode, auxiliary
         self.batch_size_per_step, self.target_batch_size = batch_size_per_step, target_batch_size
         self.offload_optimizer, self.reuse_grad_buffers = offload_optimizer, reuse_grad_buffers
         self.use_local_updates, self.delay_state_averaging = use_local_updates, delay_state_averaging
         self.average_state_every, self._alpha = average_state_every, performance_ema_alpha
         self.matchmaking_time, self.load_state_timeout = matchmaking_time, load_state_timeout
+        self.averaging_timeout, self.shutdown_timeout = averaging_timeout, shutdown_timeout
+        self.allreduce_timeout = averaging_timeout if allreduce_timeout is None else allreduce_timeout
+        self.next_chunk_timeout = matchmaking_time if next_chunk_timeout is None else next_chunk_timeout
+        #: the level of internal events in the log
+        self.status_loglevel = logging.INFO if verbose else logging.DEBUG
         self.scheduled_grads = self.scheduled_state = None
         #: what the last call of step() has done; see cohive_step_report in cohive.h
         self.last_report: Optional[_native.StepReport] = None
@@ -374,6 +410,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             del options["grad_codecs"]
         for given in (averager_opts or {}, tracker_opts or {}):
             options.update({name: value for name, value in given.items() if name not in _NOT_OURS})
+        if (averager_opts or {}).get("allow_state_sharing") is False:
+            options["share_state"] = False
         self._check_request_timeout(options)
         self._open(options)
         self.tracker = _Tracker(self)
@@ -525,7 +563,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     # ---- Its state, as the library knows it
 
-    def _describe(self) -> None:
+    def _current_state(self) -> Tuple[Dict[str, Any], List[Any], List[CompressionInfo]]:
+        """Metadata of the state, its tensors, and what each is."""
         metadata, tensors, infos = dump_training_state(
             self._model.live,
             range(len(self._model.live)),
@@ -533,8 +572,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self.opt,
             self._model.on_host,
         )
+        return {"group_bits": "", "optimizer_metadata": metadata}, tensors, infos
+
+    def _describe(self) -> None:
+        metadata, tensors, infos = self._current_state()
         codecs = [self._load_compression.codec(info).name for info in infos]
-        packed = _msgpack.dumps({"group_bits": "", "optimizer_metadata": metadata})
+        packed = _msgpack.dumps(metadata)
         described = self._model.describe(tensors, codecs)
         steps, statistics = self._model.native_steps()
         before, self._described = self._described, (described, statistics)  # memory that is read until the next one
@@ -560,8 +603,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._model.publish()
         if self.scheduler is not None:
             self.opt._opt_called = True  # the library may have stepped, of which torch's scheduler knows nothing
-            while self.scheduler._step_count <= self.local_epoch:
-                self.scheduler.step()
+            follow_epoch(self.scheduler, self.local_epoch)
         if self.use_local_updates:
             self._model.refresh_state()
         self._describe()
@@ -689,7 +731,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        return self.opt.state if hasattr(self, "opt") else {}
+        """What the optimizer keeps of each parameter, and "local_epoch": a dict of one's own, whose keys may be changed
+        without harm; the tensors in it are the optimizer's."""
+        return dict(self.opt.state, local_epoch=self.local_epoch) if hasattr(self, "opt") else {}
 
     @state.setter
     def state(self, _: Any) -> None:
@@ -754,11 +798,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         are beyond it, the schedule goes on from the loaded ones."""
         if self.scheduler is None:
             return
-        if self.scheduler._step_count <= epoch + 1:
+        if steps_of(self.scheduler) <= epoch + 1:
             for group, kept in zip(self.opt.param_groups, settings):
                 group.update(kept)
         else:
-            self.scheduler.last_epoch, self.scheduler._step_count = epoch, epoch + 1
+            rewind(self.scheduler, epoch)
 
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file."""
@@ -905,7 +949,7 @@ def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]
     if not known["found_inf_per_device"]:
         scaler._check_inf_per_device(optimizer)  # which its update() goes by
     found = list(known["found_inf_per_device"].values())
-    # One copy to the host, as a scaler of torch makes it for any optimizer.
-    told = torch.stack([one.reshape(()).to(found[0].device) for one in [*found, scaler._scale]]).tolist()
+    # One copy to the host, as a scaler of torch makes it for any optimizer. Without gradients nothing was found.
+    told = torch.stack([one.reshape(()).to(scaler._scale.device) for one in [*found, scaler._scale]]).tolist()
     unscaled = getattr(known["stage"], "name", "") == "UNSCALED"
     return 1.0 if unscaled else float(told[-1]), not any(told[:-1])

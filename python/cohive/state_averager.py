@@ -12,7 +12,14 @@ from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
 from .dht import DHT
-from .optim import dump_training_state, load_optimizer_state, nested_flatten, parameter_groups
+from .optim import (
+    dump_training_state,
+    follow_epoch,
+    initialize_optimizer_state_,
+    load_optimizer_state,
+    nested_flatten,
+    parameter_groups,
+)
 from .timed import DHTExpiration
 
 logger = logging.getLogger("cohive.averaging")
@@ -22,17 +29,6 @@ ZERO_GRAD_SET_TO_NONE_DEFAULT = True
 LRSchedulerBase = torch.optim.lr_scheduler.LRScheduler
 OptimizerFactory = Callable[..., Any]
 SchedulerFactory = Callable[..., Any]
-
-
-def initialize_optimizer_state_(optimizer: Any) -> None:
-    """Has an optimizer make its state by a step with zero gradients; gradients stay as they were."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    old_grads = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    for parameter, grad in zip(parameters, old_grads):
-        parameter.grad = grad
 
 
 class TrainingStateAverager(DecentralizedAverager):
@@ -228,8 +224,15 @@ class TrainingStateAverager(DecentralizedAverager):
         :param delay_averaging: average in the background; default: as delay_optimizer_step
         :param averaging_control: of schedule_step()
         :param wait_for_trigger: called before the step, in the background
+        :param grad_scaler: refused: hivemind.Optimizer alone has given one here
         :param averaging_opts: keywords of the round
+        :raises ValueError: what contradicts itself, or a grad_scaler
         """
+        if grad_scaler is not None:
+            raise ValueError(
+                "TrainingStateAverager takes no grad_scaler: let scaler.step(averager.optimizer) of torch make the "
+                "step, and leave optimizer_step out, or train with cohive.Optimizer, which takes one"
+            )
         delay_averaging = delay_optimizer_step if delay_averaging is None else delay_averaging
         changes = optimizer_step or zero_grad or averaging_round
         should_wait = changes if self.delta_rule_averaging else averaging_round
@@ -263,7 +266,6 @@ class TrainingStateAverager(DecentralizedAverager):
             zero_grad,
             averaging_round,
             averaging_control,
-            grad_scaler,
             set_to_none,
             averaging_opts or {},
         )
@@ -314,11 +316,13 @@ class TrainingStateAverager(DecentralizedAverager):
         zero_grad: bool,
         averaging_round: bool,
         control: Optional[StepControl],
-        grad_scaler: Optional[Any],
         set_to_none: bool,
         averaging_opts: Dict[str, Any],
     ) -> None:
         """Steps and averages; the executor's thread."""
+        steps = optimizer_step or zero_grad
+        # Each is set once: whoever waits for the next update must not take this one's end for its own.
+        waited_for = [self.finished_optimizer_step] * steps + [self.finished_averaging_round] * averaging_round
         try:
             if control is not None and (control.triggered or control.done()):
                 logger.log(self.status_loglevel, "discarding a search for a group that has failed")
@@ -329,11 +333,12 @@ class TrainingStateAverager(DecentralizedAverager):
                 wait_for_trigger()
             with self.lock_optimizer:
                 if optimizer_step:
-                    self._run_optimizer(grad_scaler)
+                    self._run_optimizer()
                 if zero_grad:
                     self._zero_grad(set_to_none)
                 self._update_scheduler()
-                self.finished_optimizer_step.set()
+                if steps:
+                    waited_for.pop(0).set()
             if averaging_round:
                 assert control is not None
                 self._run_round(control, averaging_opts.get("timeout"))
@@ -342,20 +347,13 @@ class TrainingStateAverager(DecentralizedAverager):
             if control is not None and not control.done():
                 control.cancel()
         finally:
-            # Whoever waits for either is not left waiting.
-            self.finished_optimizer_step.set()
-            if averaging_round:
-                self.finished_averaging_round.set()
+            for event in waited_for:
+                event.set()
 
-    def _run_optimizer(self, grad_scaler: Optional[Any]) -> None:
+    def _run_optimizer(self) -> None:
         lock: Any = self.lock_averaged_tensors if self.reuse_tensors else contextlib.nullcontext()
         with lock:
-            if grad_scaler is None:
-                self.optimizer.step()
-                return
-            with grad_scaler.running_global_step():
-                if not grad_scaler.step(self.optimizer):
-                    raise RuntimeError("the gradient scaler has refused the step")
+            self.optimizer.step()
 
     def _zero_grad(self, set_to_none: bool) -> None:
         self.optimizer.zero_grad(set_to_none=set_to_none)
@@ -379,7 +377,6 @@ class TrainingStateAverager(DecentralizedAverager):
                 logger.log(self.status_loglevel, "averaged the training state with %d peers", len(gathered))
             except Exception as error:
                 logger.log(self.status_loglevel, "averaging the training state failed: %s", error)
-            self.finished_averaging_round.set()
         if self.sync_epoch_when_averaging:
             epochs = [epoch for epoch in gathered.values() if isinstance(epoch, int)]
             self.local_epoch = max([self.local_epoch, *epochs])
@@ -416,8 +413,7 @@ class TrainingStateAverager(DecentralizedAverager):
     def _update_scheduler(self) -> None:
         """Moves the schedule to the epoch."""
         if self.scheduler is not None:
-            while self.scheduler._step_count <= self.local_epoch:
-                self.scheduler.step()
+            follow_epoch(self.scheduler, self.local_epoch)
 
     @property
     def averaging_in_progress(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, List, Optional
+from typing import Any, Iterable, Iterator, List, Optional
 
 from . import _msgpack
 from .crypto import RSAPrivateKey, RSAPublicKey
@@ -60,16 +60,19 @@ class CompositeValidator(RecordValidatorBase):
         self.extend(validators)
 
     def extend(self, validators: Iterable[RecordValidatorBase]) -> None:
+        kept = list(self._validators)
         for new in validators:
-            if not any(present.merge_with(new) for present in self._validators):
-                self._validators.append(new)
-        self._validators.sort(key=lambda one: one.priority)
+            if not any(present.merge_with(new) for present in kept):
+                kept.append(new)
+        # Assigned once, as records are validated on other threads: a list that is being sorted looks empty.
+        self._validators = sorted(kept, key=lambda one: one.priority)
 
     def validate(self, record: DHTRecord) -> bool:
-        for at, validator in enumerate(reversed(self._validators)):
+        validators = self._validators
+        for at, validator in enumerate(reversed(validators)):
             if not validator.validate(record):
                 return False
-            if at < len(self._validators) - 1:
+            if at < len(validators) - 1:
                 record = dataclasses.replace(record, value=validator.strip_value(record))
         return True
 
@@ -82,6 +85,15 @@ class CompositeValidator(RecordValidatorBase):
         for validator in reversed(self._validators):
             record = dataclasses.replace(record, value=validator.strip_value(record))
         return record.value
+
+
+def flattened(validators: Iterable[RecordValidatorBase]) -> Iterator[RecordValidatorBase]:
+    """Validators, with those of a CompositeValidator in its place. Its subclasses stay: they may have other rules."""
+    for one in validators:
+        if type(one) is CompositeValidator:
+            yield from flattened(one._validators)
+        else:
+            yield one
 
 
 class RSASignatureValidator(RecordValidatorBase):

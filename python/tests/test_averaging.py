@@ -1,6 +1,7 @@
 """Averagers: rounds, states, and what bad input gets."""
 
 import concurrent.futures
+import functools
 import signal
 import subprocess
 import sys
@@ -15,13 +16,16 @@ from cohive import (  # noqa: E402
     DHT,
     AllreduceException,
     AveragingStage,
+    CompressionBase,
     CompressionInfo,
     DecentralizedAverager,
     Float16Compression,
     GradientAverager,
+    NoCompression,
     ProgressTracker,
     SizeAdaptiveCompression,
     TrainingAverager,
+    TrainingStateAverager,
     Uniform8BitQuantization,
     get_dht_time,
 )
@@ -115,6 +119,69 @@ def test_stages_and_cancelling(averagers):
     controls[1].cancel()
     again = together(lambda: first.step(timeout=30), lambda: second.step(timeout=30))
     assert len(again[0]) == 2
+
+
+@pytest.mark.parametrize("error", [ValueError("no copy today"), KeyboardInterrupt()])
+@pytest.mark.parametrize("call", ["step", "allow_allreduce"])
+def test_a_hand_over_that_fails_ends_its_step(averagers, monkeypatch, call, error):
+    first, second = averagers([torch.zeros(4)], [torch.ones(4)])
+    hand_over, errors = first._hand_over, [error]
+    monkeypatch.setattr(first, "_hand_over", lambda step: _raise(errors.pop()) if errors else hand_over(step))
+    control = first.step(wait=False, require_trigger=True) if call == "allow_allreduce" else None
+    with pytest.raises(type(error)):
+        first.step(timeout=30) if control is None else control.allow_allreduce()
+    if control is not None:
+        assert control.exception(30) is error
+    again = together(lambda: first.step(timeout=30), lambda: second.step(timeout=30))
+    assert len(again[0]) == 2
+    with first.get_tensors() as tensors:
+        assert torch.equal(tensors[0], torch.full((4,), 0.5))
+
+
+def _raise(error):
+    raise error
+
+
+def test_a_tensor_that_cannot_be_handed_over_ends_a_step_that_has_waited(averagers):
+    (alone,) = averagers([torch.zeros(4)])
+    before = alone.step(wait=False, require_trigger=True)
+    waits = alone.step(wait=False)
+    with alone.get_tensors() as tensors:
+        tensors[0].resize_(5)
+    before.cancel()
+    with pytest.raises(RuntimeError, match="size"):
+        waits.result(30)
+
+
+def test_who_holds_the_tensors_begins_and_cancels_steps(averagers):
+    (alone,) = averagers([torch.zeros(4)])
+    cancelled = []
+
+    def hold():
+        with alone.get_tensors():
+            steps = [alone.step(wait=False) for _ in range(2)]
+            cancelled.append(steps[0].cancel())
+            limit = time.monotonic() + 20
+            while steps[1].stage == AveragingStage.IDLE and time.monotonic() < limit:
+                time.sleep(0.01)  # the second one begins, and waits for the tensors
+            cancelled.append(steps[1].cancel())
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    thread.join(40)
+    assert not thread.is_alive() and cancelled == [True, True]
+
+
+def test_a_result_that_is_being_written_is_not_cancelled(averagers, monkeypatch):
+    first, second = averagers([torch.zeros(4)], [torch.ones(4)])
+    apply, writes = first._apply, threading.Event()
+    monkeypatch.setattr(first, "_apply", lambda before: (writes.set(), apply(before)))
+    with first.get_tensors() as tensors:
+        controls = [one.step(wait=False, timeout=30) for one in (first, second)]
+        assert writes.wait(60) and not controls[0].cancel() and torch.equal(tensors[0], torch.zeros(4))
+    assert len(controls[0].result(30)) == len(controls[1].result(30)) == 2
+    with first.get_tensors() as tensors:
+        assert torch.equal(tensors[0], torch.full((4,), 0.5))
 
 
 def test_nobody_is_there(averagers):
@@ -256,11 +323,104 @@ def test_a_training_averager_averages_and_hands_its_state_over(swarm):
         averager.shutdown()
 
 
+@pytest.fixture
+def state_averager(swarm):
+    """state_averager(PARAMETERS, **options): a TrainingStateAverager alone."""
+    made = []
+
+    def make(parameters, **options):
+        made.append(TrainingStateAverager(dht=swarm(1)[0], params=parameters, **{**QUICK, **options}))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.shutdown()
+
+
+def test_a_step_waits_for_its_own_end(state_averager, monkeypatch):
+    taken_over = threading.Event()
+
+    class Slow(torch.optim.SGD):
+        """Its second step gives whoever does not wait for it the time to go on."""
+
+        counted = 0
+
+        def step(self, closure=None):
+            self.counted += 1
+            if self.counted == 2:
+                taken_over.wait(0.5)
+            super().step(closure)
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=lambda of: Slow(of, lr=1.0), offload_optimizer=True)
+    averager.optimizer.counted = 0
+
+    def last_until_another_waits(control, timeout):
+        limit = time.monotonic() + 20
+        while len(averager.pending_updates) < 2 and time.monotonic() < limit:
+            time.sleep(0.01)
+        control.cancel()
+
+    monkeypatch.setattr(averager, "_run_round", last_until_another_waits)
+    weight.grad = torch.ones(2)
+    averager.step(optimizer_step=True, averaging_round=True, delay_averaging=True)
+    assert torch.equal(weight, torch.full((2,), -1.0))
+    take_over = averager._apply_optimizer_parameters_
+    monkeypatch.setattr(averager, "_apply_optimizer_parameters_", lambda: (take_over(), taken_over.set()))
+    averager.step(optimizer_step=True, apply_delayed_updates=False)
+    assert torch.equal(weight, torch.full((2,), -2.0))
+
+
+def test_the_end_of_an_update_is_told_once(state_averager):
+    class Counted(threading.Event):
+        times = 0
+
+        def set(self):
+            self.times += 1
+            super().set()
+
+    averager = state_averager(
+        [torch.nn.Parameter(torch.zeros(2))], optimizer=functools.partial(torch.optim.SGD, lr=1.0)
+    )
+    averager.finished_optimizer_step, averager.finished_averaging_round = Counted(), Counted()
+    averager.step(optimizer_step=True)
+    averager.step(averaging_round=True, averaging_opts=dict(timeout=1.5))
+    assert (averager.finished_optimizer_step.times, averager.finished_averaging_round.times) == (1, 1)
+
+
+def test_what_a_state_averager_cannot_step_with_gets_a_sentence(state_averager):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=functools.partial(torch.optim.SGD, lr=1.0))
+    with pytest.raises(ValueError, match="takes no grad_scaler: let scaler.step"):
+        averager.step(optimizer_step=True, grad_scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_a_state_averager_follows_schedules_that_are_made_of_others(state_averager):
+    def schedule(optimizer):
+        parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma) for gamma in (0.25, 2.0)]
+        return torch.optim.lr_scheduler.ChainedScheduler(parts)
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=functools.partial(torch.optim.SGD, lr=1.0), scheduler=schedule)
+    averager.step(increment_epoch=True)
+    averager.step(increment_epoch=True)
+    assert averager.optimizer.param_groups[0]["lr"] == pytest.approx(0.25)
+
+
 def test_compressions_choose_by_size():
     choice = SizeAdaptiveCompression(10, less=Float16Compression(), greater_equal=Uniform8BitQuantization())
     small, large = (CompressionInfo.from_tensor(torch.zeros(size)) for size in (9, 10))
     assert choice.codec(small).name == "FLOAT16" and choice.codec(large).name == "UNIFORM_8BIT"
     assert choice.estimate_compression_ratio(small) == 0.5 and choice.estimate_compression_ratio(large) == 0.25
+
+
+@pytest.mark.parametrize("base, name", [(CompressionBase, "compress"), (Float16Compression, "extract")])
+def test_a_compression_that_nothing_would_call_is_refused(base, name):
+    own = type("Own", (base,), {name: lambda self, *given: None})
+    with pytest.raises(TypeError, match="Own has a compress.. or extract.. of its own"):
+        own()
+    kind = type("Chooses", (Float16Compression,), {"codec": lambda self, info: NoCompression().codec(info)})
+    assert kind().codec(CompressionInfo.from_tensor(torch.zeros(2))).name == "NONE"
 
 
 def test_a_client_averages_with_a_server(swarm):

@@ -126,6 +126,40 @@ def test_several_records_at_once(swarm):
     assert found["a"].value == 1 and found["b"].value["s"].value == 2 and found["none"] is None
 
 
+def test_a_record_that_has_expired_hides_no_others_outcome(swarm, caplog):
+    (peer,) = swarm(1)
+
+    async def many(dht, node):
+        ends = [soon(), get_dht_time() - 5, soon()]
+        return await node.store_many(["a", "late", "large"], [1, 2, b"x" * (1 << 21)], ends, await_all_replicas=False)
+
+    assert peer.run_coroutine(many) == {"a": True, "late": False, "large": False}
+    assert caplog.text.count("not stored") == 2 and "expired" in caplog.text
+
+
+def test_searches_as_hivemind_asks_for_them(swarm):
+    first, second = swarm(2)
+    asked, make = [], first._call_options
+
+    def call_options(timeout, unknown, **options):
+        asked.append(options)
+        return make(timeout, unknown, **options)
+
+    first._call_options = call_options
+    assert second.store("key", 1, soon())
+
+    async def search(dht, node):
+        newest = await node.get("key", sufficient_expiration_time=float("inf"))
+        futures = await node.get_many(["key", "none"], return_futures=True)
+        one = await node.get("key", return_futures=True)
+        assert all(isinstance(future, asyncio.Future) for future in [one, *futures.values()])
+        await asyncio.wait([one, *futures.values()], timeout=20)
+        return newest.value, one.result().value, futures["key"].result().value, futures["none"].result()
+
+    assert first.run_coroutine(search) == (1, 1, 1, None)
+    assert [options["latest"] for options in asked] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     "keywords, kind, sentence",
     [
@@ -167,8 +201,9 @@ def test_values_and_times_that_cannot_be_meant(swarm):
         peer.store("key", b"x" * (1 << 21), soon())
     with pytest.raises(OverflowError):
         peer.store("key", 1 << 64, soon())
-    with pytest.raises(ValueError):
-        peer.store("key", 1, float("nan"))
+    for end in (float("nan"), float("inf")):
+        with pytest.raises(ValueError):
+            peer.store("key", 1, end)
     with pytest.raises(TypeError, match="'unknown'"):
         peer.get("key", unknown=1)
     nested = []
@@ -223,6 +258,34 @@ def test_its_life():
     assert not peer.is_alive()
     with pytest.raises(RuntimeError, match="left"):
         peer.get("key")
+
+
+def test_join_waits_until_it_is_shut_down():
+    peer, begin = DHT(start=True), time.monotonic()
+    assert peer.join(0.2) is None and time.monotonic() - begin >= 0.2 and peer.is_alive()
+    other = threading.Thread(target=peer.join)
+    other.start()
+    peer.shutdown()
+    other.join(20)
+    assert not other.is_alive()
+    peer.join()
+    failed = DHT([NOBODY], start=True, await_ready=False)
+    failed.join(20)
+    assert not failed.is_alive()
+
+
+def test_ctrl_c_ends_join(interrupt):
+    code = (
+        "import cohive, signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "peer = cohive.DHT(start=True)\n"
+        "print('waits', flush=True)\n"
+        "try:\n"
+        "    peer.join()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted', flush=True)\n"
+    )
+    interrupt(code, after=0.5, within=1)
 
 
 def test_a_client_serves_nobody(swarm):

@@ -74,7 +74,11 @@ def test_epochs_are_counted_in_samples_of_each_batch(lightning):
     assert not torch.equal(model.weight, torch.full((6,), 0.5))
 
 
-@pytest.mark.parametrize("options", [dict(), dict(delay_optimizer_step=True, delay_state_averaging=True)])
+@pytest.mark.parametrize(
+    "options",
+    [dict(), dict(delay_optimizer_step=True, delay_state_averaging=True), dict(delay_grad_averaging=True)],
+    ids=["at once", "delayed", "gradients delayed"],
+)
 def test_schedules_follow_the_epochs_of_the_run(lightning, options):
     package, strategy = lightning
     model = model_of(package, schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5))

@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import logging
 import threading
 import time
 
@@ -168,10 +169,42 @@ def test_an_optimizer_is_one_of_torch(trainer):
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert optimizer.param_groups[0]["params"][0] is weight and optimizer.defaults["lr"] == 0.1
     assert torch.equal(optimizer.state[weight]["exp_avg"], torch.zeros(6))
+    assert optimizer.state["local_epoch"] == 0
+    train_alone(optimizer, weight, epochs=1)  # what was looked up there is nothing of the optimizer's
+    assert optimizer.state["local_epoch"] == 1 and optimizer.state[weight]["step"] == 2
     with pytest.raises(TypeError, match="belongs to its process"):
         __import__("pickle").dumps(optimizer)
     with pytest.raises(ValueError, match="after creation"):
         optimizer.add_param_group({"params": [model_of()]})
+
+
+def test_its_parts_have_what_scripts_ask_of_hivemind(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"], scheduler=chained, matchmaking_time=1.5)
+    assert (optimizer.averaging_timeout, optimizer.allreduce_timeout, optimizer.next_chunk_timeout) == (10.0, 10.0, 1.5)
+    assert optimizer.shutdown_timeout == 5 and optimizer.status_loglevel == logging.DEBUG
+    part = optimizer.state_averager
+    assert part.main_parameters[0] is weight and part.optimizer is optimizer.opt and part.local_epoch == 0
+    metadata, tensors, infos = part.get_current_state()
+    assert metadata["epoch"] == 0 and len(tensors) == len(infos) == 4 and torch.equal(tensors[0], weight.detach().cpu())
+    assert part.load_state_from_peers() is False
+    with optimizer.tracker.pause_updates():
+        train_alone(optimizer, weight, epochs=1)
+    assert torch.equal(tensors[0], model_of().detach().cpu()) and part.get_current_state()[0]["epoch"] == 1
+    for one in (part, optimizer.grad_averager):
+        with pytest.raises(AttributeError, match="allow_state_sharing cannot be set here"):
+            one.allow_state_sharing = False
+
+
+def test_a_trainer_that_shares_no_state_tells_the_library(swarm, monkeypatch):
+    (dht,), given = swarm(1), []
+    text = cohive._native.options_text
+    monkeypatch.setattr(cohive._native, "options_text", lambda options: (given.append(dict(options)), text({}))[1])
+    options = dict(run_id="run", params=[model_of()], optimizer=SGD, target_batch_size=16)
+    for share in (False, True, None):
+        with pytest.raises(ValueError):  # without options the library makes no trainer
+            Optimizer(dht=dht, averager_opts=dict(allow_state_sharing=share), **options)
+    assert [options.get("share_state") for options in given] == [False, None, None]
 
 
 def test_wrappers_may_copy_its_attributes(trainer):
@@ -216,9 +249,22 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
     assert torch.equal(other, from_file) and not torch.equal(other, values)
 
 
+def sequential(optimizer):
+    parts = [lambda epoch: 0.5**epoch, lambda epoch: 0.5 ** (epoch + 2)]
+    parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, one) for one in parts]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[2])
+
+
+def chained(optimizer):
+    parts = [torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma) for gamma in (0.25, 2.0)]
+    return torch.optim.lr_scheduler.ChainedScheduler(parts)
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
+        sequential,
+        chained,
         functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
         functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch),
         functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[1, 2, 3, 4, 5], gamma=0.5),
@@ -239,6 +285,8 @@ def test_a_schedule_goes_on_from_a_saved_state(trainer, schedule):
     assert again.local_epoch == 4 and again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
     again.load_state_dict(state)  # of an epoch that it has left
     assert again.scheduler.last_epoch == 3 and again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    again.scheduler.step()
+    assert again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
 
 
 # ---- With a peer
@@ -403,6 +451,32 @@ def test_extra_tensors_and_statistics_are_averaged(swarm):
         optimizer.shutdown()
 
 
+def test_integers_beside_the_model_are_averaged_and_taken_over(swarm):
+    peers, models = swarm(3), [model_of(), model_of(), model_of()]
+    counters = [torch.tensor(value, device=DEVICE) for value in (3, 6, 0)]
+    options = dict(QUICK, optimizer=SGD, target_batch_size=1000)
+    made = [
+        Optimizer(dht=dht, params=[model], extra_tensors=[counter], **options)
+        for dht, model, counter in zip(peers[:2], models, counters)
+    ]
+    run_both(made[0].average_parameters, made[1].average_parameters)
+    assert counters[0].dtype == torch.int64 and counters[0] == counters[1] and counters[0] in (4, 5)
+    saved = counters[0].fill_(2**24 + 1).clone()  # what float32 does not hold
+    made[1].shutdown()
+    for _ in range(2):
+        loss_of(models[0], 500).backward()
+        made[0].step(batch_size=500)
+    assert made[0].local_epoch == 1
+    new = Optimizer(dht=peers[2], params=[models[2]], extra_tensors=[counters[2]], **options)
+    end = time.monotonic() + PATIENCE
+    while new.local_epoch < 1 and time.monotonic() < end:
+        new.load_state_from_peers()
+        time.sleep(0.1)
+    assert torch.equal(counters[2], saved) and torch.equal(counters[0], saved)
+    for one in (made[0], new):
+        one.shutdown()
+
+
 @pytest.mark.parametrize("dtype, offload", [(torch.float32, None), (torch.bfloat16, False), (torch.bfloat16, True)])
 def test_local_updates_step_in_every_batch(trainer, dtype, offload):
     weight = model_of(dtype=dtype)
@@ -458,6 +532,14 @@ def test_the_scaler_of_torch_is_taken(trainer):
     other = model_of()
     loss_of(other, 16).backward()
     assert torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
+
+
+def test_a_batch_without_gradients_is_finite(trainer):
+    weight, scaler = model_of(), torch.amp.GradScaler(DEVICE, init_scale=64.0)
+    optimizer = trainer(params=[weight], optimizer=SGD)
+    scaler.scale(loss_of(weight, 16))
+    optimizer.step(batch_size=16, grad_scaler=scaler)
+    assert optimizer.local_epoch == 1 and torch.equal(weight, model_of())
 
 
 # ---- Faults
@@ -585,6 +667,21 @@ def test_bad_calls_get_a_sentence(trainer):
     with pytest.raises(RuntimeError, match="shut down"):
         optimizer.step(batch_size=1)
     optimizer.shutdown()
+
+
+def test_numbers_of_numpy_are_numbers(trainer_alone):
+    numpy = pytest.importorskip("numpy", reason="no numpy here")
+    weight = model_of()
+    optimizer = trainer_alone(params=[weight], optimizer=SGD, target_batch_size=numpy.int64(16))
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=numpy.int64(16))
+    assert optimizer.local_epoch == 1 and type(optimizer.target_batch_size) is int
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.complex64])
+def test_extra_tensors_are_numbers(trainer, kind):
+    with pytest.raises(TypeError, match="floating-point values or integers"):
+        trainer(params=[model_of()], optimizer=SGD, extra_tensors=[torch.zeros(2, dtype=kind)])
 
 
 def test_a_dht_that_is_left_ends_its_trainers(swarm):

@@ -35,10 +35,12 @@ def test_keys_sign_and_verify():
             wrong()
 
 
-def test_only_the_owner_writes(swarm):
-    alice = DHT(start=True, record_validators=[RSASignatureValidator(RSAPrivateKey())])
+@pytest.mark.parametrize("given", [lambda one: one, lambda one: CompositeValidator([CompositeValidator([one])])])
+def test_only_the_owner_writes(given):
+    alice = DHT(start=True, record_validators=[given(RSASignatureValidator(RSAPrivateKey()))])
     validator = RSASignatureValidator(RSAPrivateKey())
-    bob = DHT(alice.get_visible_maddrs(), start=True, record_validators=[validator])
+    bob = DHT(alice.get_visible_maddrs(), start=True)
+    bob.add_validators([given(validator)])
     subkey = b"of bob" + validator.local_public_key
     assert bob.store("key", 1, soon(), subkey=subkey)
     assert not alice.store("key", 2, soon() + 5, subkey=subkey)
@@ -93,6 +95,29 @@ def test_a_validator_that_signs_is_refused():
 
     with pytest.raises(TypeError, match="Signs signs values"):
         DHT(start=True, record_validators=[Signs()])
+
+
+def test_a_list_that_changes_is_never_seen_empty():
+    seen = []
+
+    class Looks(Even):
+        @property
+        def priority(self):  # asked for while the list is sorted
+            seen.append(len(both._validators))
+            return 0
+
+    both = CompositeValidator([Even()])
+    both.extend([Looks()])
+    assert seen == [1] and len(both._validators) == 2
+
+
+def test_a_composite_with_rules_of_its_own_is_refused():
+    class Strict(CompositeValidator):
+        def validate(self, record):
+            return False
+
+    with pytest.raises(TypeError, match="Strict signs values"):
+        DHT(start=True, record_validators=[Strict()])
 
 
 def test_validators_merge_and_keep_their_order():

@@ -159,6 +159,16 @@ TEST(Joining, ANewcomerOnAThinLineIsInSoon) {
   EXPECT_LE(downloads, 15u) << "of five newcomers: some are a moment late again and again";
 }
 
+TEST(Joining, TrainersThatDoNotShareTheirStateGiveItToNobody) {
+  TrainingSwarm swarm;
+  swarm.options.share_state = false;
+  for (int i = 0; i < 2; ++i) swarm.add({.value = 5});
+  ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds >= 3; }));
+  auto& newcomer = swarm.add({.value = 1});
+  EXPECT_TRUE(swarm.wait_for(120s, [&] { return newcomer.rounds > 0; })) << "it averages with them all the same";
+  EXPECT_EQ(newcomer.run->stats().state_downloads, 0u);
+}
+
 TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
   TrainingSwarm swarm;
   for (int i = 0; i < 3; ++i) swarm.add({.value = 5});

@@ -320,6 +320,41 @@ TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
   }
 }
 
+/// Would have all anchors far away.
+Task<void> repair_wrongly(Dht& dht, averaging::Aggregation aggregation) {
+  averaging::AveragerOptions options;
+  options.prefix = "outer_anchors";
+  options.class_name = "AnchorAverager";
+  options.aggregation = aggregation;
+  Values values(4), momentum(4);
+  averaging::Averager averager(dht, {{values, {4}}, {momentum, {4}}}, options);
+  averager.start();
+  for (;;) {
+    for (Values* all : {&values, &momentum}) std::ranges::fill(*all, 1e6f);
+    averaging::RoundOptions round;
+    round.gather = msgpack::Value(std::uint64_t{1});
+    round.timeout = 10s;
+    (void)co_await averager.step(std::move(round), 1);
+  }
+}
+
+/// They are repaired by the mean only where all that goes into them is a mean.
+TEST_F(OuterSteps, AnchorsAreRepairedByTheAggregationOfTheRun) {
+  options_.outer_optimizer = OuterOptimizer();
+  options_.grad_aggregation = averaging::TrimmedMean();
+  nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
+  ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
+  TaskGroup liar(net_.runtime(), "liar");
+  liar.spawn(repair_wrongly(*nodes_.back(), averaging::TrimmedMean()), "liar");
+  for (int i = 0; i < 4; ++i) add();
+  for (int i = 0; i < 120; ++i) {
+    net_.runtime().run_for(500ms);
+    for (const auto& trainer : trainers_) ASSERT_LT(std::abs(trainer->parameters()[0]), 1000) << i;
+  }
+  EXPECT_GE(trainers_[0]->run->stats().state_rounds, 5u);
+  liar.cancel();
+}
+
 /// Takes part, and says that it has made more steps than anybody.
 Task<void> boast_of_steps(Dht& dht) {
   averaging::AveragerOptions options;

@@ -378,11 +378,10 @@ typedef struct cohive_step_report {
  * average_state_every, auxiliary, client_mode, share_state, performance_ema_alpha, verbose, share_loss; of its
  * tracker_opts min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration,
  * expected_drift_peers, expected_drift_rate and sharded_above (trainers; 0: never); of its averager_opts
- * request_timeout, part_size_bytes,
- * min_group_size, sender_timeout, reducer_timeout and min_vector_size. And cohive's own: outer_lr, outer_momentum,
- * outer_nesterov, outer_fragments (parts of the model that are averaged in turn, one in each epoch), outer_repair_every
- * and open_diloco (averages with OpenDiLoCo's trainers), all of them for steps of an outer optimizer, with
- * use_local_updates;
+ * request_timeout, part_size_bytes, min_group_size, sender_timeout, reducer_timeout and min_vector_size. And cohive's
+ * own: outer_lr, outer_momentum, outer_nesterov, outer_fragments (parts of the model that are averaged in turn, one in
+ * each epoch), outer_repair_every and open_diloco (averages with OpenDiLoCo's trainers), all of them for steps of an
+ * outer optimizer, with use_local_updates;
  * fit_my_link (with these: the trainers agree on rounds that their links carry, on target_batch_size, grad_codecs or
  * both, as far as they are not given),
  * outer_codec (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with

@@ -20,7 +20,7 @@ class GrowingPause {
   }
   /// The next one is as short as the first.
   void forget() { next_ = first_; }
-  /// The same, and this one is over.
+  /// Ends the pause that goes on, and has the next one be as short as the first.
   void end() {
     forget();
     until_ = TimePoint::min();

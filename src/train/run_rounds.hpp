@@ -75,7 +75,7 @@ class RunRounds {
     std::shared_ptr<averaging::Round> round;  // with a group; null: it has none, or was given up
     bool missed = false;                      // the others may have averaged without us
   };
-  /// What members have said of epochs.
+  /// Epochs that differ: members of a round have said that this peer is behind them.
   struct Told {
     std::uint64_t behind, ahead;  // that of this peer, and the least of theirs
   };

@@ -3,11 +3,11 @@
 
 #include <filesystem>
 
-#include "cohive/averaging/averager.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/core/log.hpp"
 #include "scenarios/progress_record.hpp"
+#include "train/false_member.hpp"
 #include "train/training_swarm.hpp"
 
 namespace cohive::train {
@@ -209,20 +209,11 @@ std::uint64_t pace(TrainingSwarm& swarm) {
 }
 
 /// Gives nothing to the gradients, and tells the other members that they are far behind.
-Task<void> boast(Dht& dht) {
-  averaging::AveragerOptions options;
-  options.prefix = "run_grad_averager";
-  options.class_name = "GradientAverager";
-  std::vector<float> zeros(64);
-  averaging::Averager averager(dht, {{zeros, {64}}}, options);
-  averager.start();
-  for (;;) {
-    std::ranges::fill(zeros, 0.f);
-    averaging::RoundOptions round;
-    round.gather = msgpack::Value(std::uint64_t{1'000'000});
-    round.timeout = 10s;
-    (void)co_await averager.step(std::move(round), 0);
-  }
+FalseMember boaster() {
+  FalseMember how{.values = 64, .tells = msgpack::Value(std::uint64_t{1'000'000})};
+  how.options.prefix = "run_grad_averager";
+  how.options.class_name = "GradientAverager";
+  return how;
 }
 
 /// They have averaged with all trainers, and are more.
@@ -238,7 +229,7 @@ TEST(Behind, MembersThatSayItInVainAreBelievedLessAndLess) {
   };
   const std::uint64_t calm = pace(swarm), before = downloads();
   TaskGroup liars(swarm.net.runtime(), "liars");
-  for (int i = 0; i < 3; ++i) liars.spawn(boast(swarm.add_stranger()), "liar");
+  for (int i = 0; i < 3; ++i) liars.spawn(take_part_falsely(swarm.add_stranger(), boaster()), "liar");
   std::uint64_t epochs = 0;
   for (int i = 0; i < 10; ++i) epochs += pace(swarm);
   EXPECT_GE(swarm.trainers[0]->largest, 4u) << "they are members";

@@ -8,6 +8,7 @@
 #include "checkpoint/temporary_folder.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/testing/train_scenario.hpp"
+#include "false_member.hpp"
 
 namespace cohive::train {
 namespace {
@@ -321,21 +322,12 @@ TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
 }
 
 /// Would have all anchors far away.
-Task<void> repair_wrongly(Dht& dht, averaging::Aggregation aggregation) {
-  averaging::AveragerOptions options;
-  options.prefix = "outer_anchors";
-  options.class_name = "AnchorAverager";
-  options.aggregation = aggregation;
-  Values values(4), momentum(4);
-  averaging::Averager averager(dht, {{values, {4}}, {momentum, {4}}}, options);
-  averager.start();
-  for (;;) {
-    for (Values* all : {&values, &momentum}) std::ranges::fill(*all, 1e6f);
-    averaging::RoundOptions round;
-    round.gather = msgpack::Value(std::uint64_t{1});
-    round.timeout = 10s;
-    (void)co_await averager.step(std::move(round), 1);
-  }
+FalseMember wrong_repairer(averaging::Aggregation aggregation) {
+  FalseMember how{.tensors = 2, .value = 1e6f, .tells = msgpack::Value(std::uint64_t{1}), .weight = 1};
+  how.options.prefix = "outer_anchors";
+  how.options.class_name = "AnchorAverager";
+  how.options.aggregation = aggregation;
+  return how;
 }
 
 /// They are repaired by the mean only where all that goes into them is a mean.
@@ -345,7 +337,7 @@ TEST_F(OuterSteps, AnchorsAreRepairedByTheAggregationOfTheRun) {
   nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
   ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
   TaskGroup liar(net_.runtime(), "liar");
-  liar.spawn(repair_wrongly(*nodes_.back(), averaging::TrimmedMean()), "liar");
+  liar.spawn(take_part_falsely(*nodes_.back(), wrong_repairer(averaging::TrimmedMean())), "liar");
   for (int i = 0; i < 4; ++i) add();
   for (int i = 0; i < 120; ++i) {
     net_.runtime().run_for(500ms);
@@ -356,20 +348,11 @@ TEST_F(OuterSteps, AnchorsAreRepairedByTheAggregationOfTheRun) {
 }
 
 /// Takes part, and says that it has made more steps than anybody.
-Task<void> boast_of_steps(Dht& dht) {
-  averaging::AveragerOptions options;
-  options.prefix = "outer_outer_step_700000_900000n";
-  options.class_name = "OuterStepAverager";
-  Values zeros(4);
-  averaging::Averager averager(dht, {{zeros, {4}}}, options);
-  averager.start();
-  for (;;) {
-    std::ranges::fill(zeros, 0.0f);
-    averaging::RoundOptions round;
-    round.gather = msgpack::Array{{std::uint64_t{1} << 24, 0}};
-    round.timeout = 10s;
-    (void)co_await averager.step(std::move(round), 0);
-  }
+FalseMember boaster_of_steps() {
+  FalseMember how{.tells = msgpack::Array{{std::uint64_t{1} << 24, 0}}};
+  how.options.prefix = "outer_outer_step_700000_900000n";
+  how.options.class_name = "OuterStepAverager";
+  return how;
 }
 
 /// What a trainer has learned stays, and it steps on, whoever says that the others are ahead.
@@ -381,7 +364,7 @@ TEST_F(OuterSteps, MembersThatSayInVainThatTheyAreAheadUndoNothing) {
   for (int i = 0; i < 3; ++i) {
     nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
     ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
-    liars.spawn(boast_of_steps(*nodes_.back()), "liar");
+    liars.spawn(take_part_falsely(*nodes_.back(), boaster_of_steps()), "liar");
   }
   const std::size_t steps = first.steps;
   float last = first.parameters()[0];

@@ -66,7 +66,7 @@ Task<std::vector<Donor>> find_donors(Dht& dht, const DownloadSetup& setup, bool 
     // Anybody can declare any number of names: those that this peer has averaged with, or was told to try, stay. Of the
     // others, those that claim much push nobody out: half of the room is drawn for.
     const auto strangers = std::partition(donors.begin(), donors.end(), [&](const Donor& donor) {
-      return !donor.declared || dht.host().reputation().has_history(donor.peer) ||
+      return dht.host().reputation().has_history(donor.peer) ||
              std::ranges::find(setup.known, donor.peer, [](const auto& one) { return one.first; }) != setup.known.end();
     });
     std::vector<Donor> stay(donors.begin(), strangers);

@@ -76,7 +76,7 @@ elif [[ $preset != release ]]; then
   export UBSAN_OPTIONS="print_stacktrace=1:${UBSAN_OPTIONS:-}"
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else
-  cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON -DCOHIVE_SLOW_TESTS=$slow)
+  cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON -DCOHIVE_SLOW_TESTS=$slow -DCOHIVE_LONG_TESTS=$all)
   install_options+=(--cuda --docs)
   ((interop)) && install_options+=(--interop)
   ((all)) && install_options+=(--nat --libp2p --static)

@@ -117,7 +117,9 @@ Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& m
 /// What all connections with a peer have carried.
 Bundles::Carried Bundles::carried(const PeerId& peer) const {
   Carried sum;
-  for (const auto& entry : table_.find(peer)->connections) {
+  const ConnectedPeer* found = table_.find(peer);
+  if (!found) return sum;
+  for (const auto& entry : found->connections) {
     if (entry->kind == ConnectionKind::bundle) continue;
     const auto stats = entry->connection->stats();
     sum.in += stats.bytes_in;
@@ -272,7 +274,7 @@ Task<void> Bundles::accept(transport::StreamPtr stream) {
   }
   if (!co_await stream->write(ByteView(kTaken), deadline)) co_return;
   if (further) {
-    carrier->kind = ConnectionKind::member;
+    table_.make_member(carrier);
     const auto still = accepted_.find(peer);
     if (still != accepted_.end() && still->second.id == id && still->second.bundle.lock())
       add_lane(still->second, *carrier, std::move(stream));

@@ -79,6 +79,7 @@ Result<ConnectionEntryPtr> ConnectionTable::add(transport::ConnectionPtr connect
   ConnectedPeer& peer = peers_[peer_id];
   const bool first = peer.connections.empty();
   peer.connections.push_back(entry);
+  keep_one_ordinary(peer);
   if (kind != ConnectionKind::bundle) {
     ++size_;
     self_.metrics.connections.add(1);
@@ -195,6 +196,23 @@ Task<Result<transport::StreamPtr>> ConnectionTable::open_stream(PeerId peer, std
 
 // ---- The end of connections
 
+void ConnectionTable::make_member(const ConnectionEntryPtr& entry) {
+  entry->kind = ConnectionKind::member;
+  if (const ConnectedPeer* peer = find(entry->connection->peer())) keep_one_ordinary(*peer);
+}
+
+/// A bundle goes on without the connection that it began with. The oldest of its members is then the one that streams
+/// and the next bundle begin on, and that is closed last.
+void ConnectionTable::keep_one_ordinary(const ConnectedPeer& peer) {
+  ConnectionEntryPtr heir;
+  for (const auto& entry : peer.connections) {
+    if (entry->kind == ConnectionKind::bundle || is_relayed(*entry)) continue;
+    if (entry->kind == ConnectionKind::ordinary) return;
+    if (!heir) heir = entry;
+  }
+  if (heir) heir->kind = ConnectionKind::ordinary;
+}
+
 /// Takes a connection out of the table; false when it is out already.
 bool ConnectionTable::unregister(EntryRef entry) {
   const PeerId peer_id = entry->connection->peer();
@@ -209,6 +227,7 @@ bool ConnectionTable::unregister(EntryRef entry) {
     --size_;
     self_.metrics.connections.add(-1);
   }
+  keep_one_ordinary(found->second);
   if (!found->second.connections.empty()) return true;
   peers_.erase(found);
   self_.metrics.peers.add(-1);

@@ -140,6 +140,8 @@ class ConnectionTable {
   Subscription protect(const PeerId& peer);
   /// Names more peers that are not trimmed.
   void set_valued(std::function<bool(const PeerId&)> valued) { valued_ = std::move(valued); }
+  /// Has a connection carry a part of a bundle's bytes from now on, and no other streams where there is another one.
+  void make_member(const ConnectionEntryPtr& entry);
   /// Ends the members of bundles with a peer that we dialled and that carry nothing any more.
   void close_spare_members(const PeerId& peer);
   /// Ends all connections to a peer, in order.
@@ -170,6 +172,7 @@ class ConnectionTable {
   ConnectionEntryPtr best_below(const PeerId& peer, int rank) const;
   bool may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const;
   const PeerId& dialler(const ConnectionEntry& entry) const;
+  static void keep_one_ordinary(const ConnectedPeer& peer);
   bool unregister(EntryRef entry);
   void abort(EntryRef entry, const Error& reason);
   void close_gracefully(EntryRef entry, Error reason, Deadline deadline);

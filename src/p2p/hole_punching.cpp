@@ -147,11 +147,13 @@ Task<bool> HolePunching::wait_until_described(HolePunching& punching, PeerId pee
 
 Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circuit) {
   const PeerId peer = circuit->connection->peer();
-  if (punching.table_.direct(peer) || punching.busy_.contains(peer) ||
-      !punching.limits_.take(peer, network_of(circuit->connection->remote_address())))
-    co_return;
-  punching.busy_.insert(peer);
+  if (!punching.busy_.insert(peer).second) co_return;
   const auto done = on_exit([&punching, &peer] { punching.busy_.erase(peer); });
+  // Where many circuits come at once, the later ones are replaced in the minutes after.
+  while (!punching.table_.direct(peer) && !circuit->connection->closed() &&
+         !punching.limits_.take(peer, network_of(circuit->connection->remote_address())))
+    co_await punching.self_.runtime.sleep_for(kPunchLimits.window / 4);
+  if (punching.table_.direct(peer) || circuit->connection->closed()) co_return;
   if (!co_await wait_until_described(punching, peer)) co_return;
 
   std::vector<Multiaddr> open;

@@ -23,7 +23,9 @@ constexpr std::size_t kMaxAgent = 256;
 constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
 constexpr std::size_t kMaxIdentifyStreams = 16, kMaxPushStreams = 4;  // of one peer
-constexpr Duration kPushDelay = 100ms;                                // joins bursts of handler registrations
+constexpr Duration kAskAgain = 10s;                                   // then doubled
+constexpr int kAsks = 5;
+constexpr Duration kPushDelay = 100ms;  // joins bursts of handler registrations
 constexpr Duration kPushTimeout = 5s;
 constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
 constexpr double kPushesPerSecond = 1;
@@ -132,7 +134,6 @@ Task<void> Identify::push_to(Identify& identify, PeerId peer) {
 
 Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
   const PeerId peer = entry->connection->peer();
-  const Deadline deadline = identify.self_.runtime.after(identify.self_.options.identify_timeout);
   auto exchange = [](Identify& self, ConnectionEntryPtr on, Deadline limit) -> Task<Result<>> {
     auto stream = on->connection->open_stream();
     if (!stream) co_return stream.error();
@@ -149,12 +150,22 @@ Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
     if (learned && known && known->observed) self.observed_.emit(on, Multiaddr(*known->observed));
     co_return learned;
   };
-  auto result = co_await exchange(identify, entry, deadline);
-  if (!result) {
-    identify.self_.metrics.identify_failures.increment();
-    log::debug("p2p", "identify failed: {}", result.error());
+  Runtime& runtime = identify.self_.runtime;
+  Duration pause = kAskAgain;
+  for (int attempt = 1;; ++attempt) {
+    const auto result = co_await exchange(identify, entry, runtime.after(identify.self_.options.identify_timeout));
+    if (!result) {
+      identify.self_.metrics.identify_failures.increment();
+      log::debug("p2p", "identify failed: {}", result.error());
+    }
+    ConnectedPeer* known = identify.table_.find(peer);
+    if (!known) co_return;
+    known->identified = true;
+    // A machine that was suspended at this very moment serves as much as others do.
+    const bool late = !result && result.error() == cohive::Errc::timeout;
+    if (!late || known->protocols || entry->connection->closed() || attempt == kAsks) co_return;
+    co_await runtime.sleep_for(std::exchange(pause, 2 * pause));
   }
-  if (ConnectedPeer* known = identify.table_.find(peer)) known->identified = true;
 }
 
 Task<void> Identify::receive_push(transport::StreamPtr stream) {

@@ -60,7 +60,7 @@ void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr
   const Multiaddr address = observed.without_peer();
   std::erase_if(reports, [&](const Report& one) { return one.address.same_protocols(address); });
   if (reports.size() < kMaxReportsOfNetwork)
-    reports.push_back({address, of_listen_port(*entry->connection), self_.runtime.now()});
+    reports.push_back({address, of_listen_port(*entry->connection), self_.runtime.now(), entry});
 
   const auto host = outside_host();
   if (host && host_ && *host != *host_) {
@@ -79,21 +79,27 @@ void ObservedAddresses::announce() {
   own_.notify();
 }
 
+/// Reports are made when a connection opens, and hold as long as it is there.
 void ObservedAddresses::prune() {
   const TimePoint limit = self_.runtime.now() - kReportLife;
+  const auto is_old = [limit](const Report& report) {
+    const auto entry = report.connection.lock();
+    return report.at < limit && (!entry || entry->connection->closed());
+  };
   for (auto at = reports_.begin(); at != reports_.end();) {
-    std::erase_if(at->second, [limit](const Report& report) { return report.at < limit; });
+    std::erase_if(at->second, is_old);
     at = at->second.empty() ? reports_.erase(at) : std::next(at);
   }
 }
 
+/// Of two hosts that are reported alike, the one that it was before: one liar moves nobody.
 std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::uint32_t code) const {
   std::map<Multiaddr, std::size_t> networks;
   for (const auto& [network, reports] : reports_)
     for (const auto& report : reports)
       if (report.address.first_code() == code) ++networks[host_of(report.address)];
-  const auto most = std::max_element(networks.begin(), networks.end(),
-                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  const auto most = std::ranges::max_element(
+      networks, {}, [this](const auto& one) { return std::pair(one.second, one.first == host_); });
   return most == networks.end() ? std::nullopt : std::optional(most->first);
 }
 

@@ -38,6 +38,7 @@ class ObservedAddresses {
     Multiaddr address;
     bool of_listen_port;  ///< else only the host means something
     TimePoint at;
+    std::weak_ptr<ConnectionEntry> connection;  ///< on which it was made
   };
   void observe(const ConnectionEntryPtr& entry, const Multiaddr& observed);
   void prune();

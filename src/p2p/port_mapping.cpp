@@ -14,7 +14,13 @@ constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is s
 constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
 constexpr Duration kMappingRetry = 1min;   // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
+constexpr Duration kAnswerTimeout = 1min;  // of a router, which may never end its answer
 constexpr std::size_t kMaxPorts = 4;
+
+template <class T>
+Task<Result<T>> asked(Runtime& runtime, Task<Result<T>> question) {
+  co_return co_await within(runtime, runtime.after(kAnswerTimeout), std::move(question), "a router's answer");
+}
 
 }  // namespace
 
@@ -95,17 +101,22 @@ Task<bool> PortMappings::map(PortMappings& mappings, std::uint16_t port) {
     const auto before = mappings.held_.find(port);
     const std::uint16_t wanted =
         before == mappings.held_.end() ? port : mappings.self_.endpoint(before->second.mapping.outside)->port;
-    auto mapping = co_await mapper->map(port, wanted, kLifetime);
+    auto mapping = co_await asked(runtime, mapper->map(port, wanted, kLifetime));
     // Behind two routers, the outer address of the first one leads nowhere.
     if (mapping &&
         (!mappings.self_.endpoint(mapping->outside) || mapping->outside.scope() != Multiaddr::Scope::public_)) {
-      (void)co_await mapper->unmap(*mapping);
+      (void)co_await asked(runtime, mapper->unmap(*mapping));
       mapping = Error(cohive::Errc::not_found,
                       "the router's own address, " + mapping->outside.text() + ", is not a public one");
     }
     if (mapping) {
       const TimePoint now = runtime.now();
+      const auto left = mappings.held_.find(port);
+      const auto replaced =
+          left != mappings.held_.end() && left->second.mapper != mapper ? std::optional(left->second) : std::nullopt;
       mappings.set(port, Held{mapper, *mapping, now + mapping->lifetime / 2, now + mapping->lifetime});
+      // Some routers keep a mapping for good.
+      if (replaced) (void)co_await asked(runtime, replaced->mapper->unmap(replaced->mapping));
       co_return true;
     }
     reasons += (reasons.empty() ? "" : "; ") + std::string(mapper->protocol()) + ": " + mapping.error().message();

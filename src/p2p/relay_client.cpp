@@ -19,6 +19,8 @@ constexpr Duration kFamilyRetry = 30s;    // while one for peers of the other ki
 constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
 constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
 constexpr Duration kRenewBefore = 2min;   // as p2pd
+constexpr Duration kRenewAgain = 30s;     // where the relay did not answer
+constexpr Duration kLook = 1min;          // between looks whether relays are still connected
 constexpr Duration kRenewAtLatest = 30min;
 constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
 constexpr Duration kWalkPause = 30s;      // between walks through peer routing for more relays, at first and at last
@@ -134,7 +136,7 @@ Task<void> RelayClient::keep(RelayClient& client) {
     co_await fill(client);
     const TimePoint next = client.next_renewal();
     const Deadline soon = client.self_.runtime.after(client.need_.family ? kFamilyRetry : kRelayRetry);
-    (void)co_await client.news_.wait(client.lacking() ? soon.min(Deadline(next)) : Deadline(next));
+    (void)co_await client.news_.wait((client.lacking() ? soon : client.self_.runtime.after(kLook)).min(Deadline(next)));
   }
 }
 
@@ -144,12 +146,28 @@ TimePoint RelayClient::next_renewal() const {
   return next;
 }
 
+/// A relay forgets a reservation with its direct connection, though a circuit to it may be left. One that does not
+/// answer in time has not forgotten: what it granted holds until it expires.
 Task<void> RelayClient::renew(RelayClient& client) {
-  std::vector<PeerId> due;
-  for (const auto& [relay, reservation] : client.reservations_)
-    if (reservation.renew_at <= client.self_.runtime.now()) due.push_back(relay);
-  for (const auto& relay : due)
-    if (!co_await try_reserving(client, relay)) client.drop(relay);
+  std::vector<PeerId> due, gone;
+  for (const auto& [relay, reservation] : client.reservations_) {
+    if (!client.table_.direct(relay))
+      gone.push_back(relay);
+    else if (reservation.renew_at <= client.self_.runtime.now())
+      due.push_back(relay);
+  }
+  for (const auto& relay : gone) client.drop(relay);
+  for (const auto& relay : due) {
+    const auto renewed = co_await try_reserving(client, relay);
+    if (renewed) continue;
+    const auto held = client.reservations_.find(relay);
+    if (held == client.reservations_.end()) continue;
+    const TimePoint now = client.self_.runtime.now();
+    if (renewed.error() == Errc::relay_refused || held->second.expires <= now || !client.table_.direct(relay))
+      client.drop(relay);
+    else
+      held->second.renew_at = std::min(now + kRenewAgain, held->second.expires);
+  }
 }
 
 Task<void> RelayClient::fill(RelayClient& client) {
@@ -215,14 +233,15 @@ std::vector<PeerId> RelayClient::candidates() {
   return result;
 }
 
-Task<bool> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
+Task<Result<>> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
   auto granted = co_await reserve(client, relay, client.self_.runtime.after(kReserveTimeout));
   if (!granted) {
     log::debug("relay", "no reservation with {}: {}", relay, granted.error());
-    if (client.refused_.size() < kMaxRefused)
+    const bool held = client.reservations_.contains(relay) && granted.error() != Errc::relay_refused;
+    if (!held && client.refused_.size() < kMaxRefused)
       client.refused_.insert_or_assign(
           relay, client.self_.runtime.now() + (granted.error() == Errc::relay_refused ? kRefusedPause : kBrokenPause));
-    co_return false;
+    co_return granted.error();
   }
   const bool known = client.reservations_.contains(relay);
   const bool moved = !known || client.reservations_.at(relay).addresses != granted->addresses;
@@ -233,7 +252,7 @@ Task<bool> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
   }
   client.reservations_.insert_or_assign(relay, std::move(*granted));
   if (moved) client.own_.notify();
-  co_return true;
+  co_return ok();
 }
 
 Task<Result<RelayClient::Reservation>> RelayClient::reserve(RelayClient& client, PeerId relay, Deadline deadline) {

@@ -45,7 +45,7 @@ class RelayClient {
   static Task<void> fill(RelayClient& client);
   static Task<void> connect_trusted(RelayClient& client);
   static Task<void> look_for_more(RelayClient& client);
-  static Task<bool> try_reserving(RelayClient& client, PeerId relay);
+  static Task<Result<>> try_reserving(RelayClient& client, PeerId relay);
   static Task<Result<Reservation>> reserve(RelayClient& client, PeerId relay, Deadline deadline);
   std::vector<PeerId> candidates();
   Result<Reservation> take(const ConnectionEntry& relay, const proto::Hop& reply) const;

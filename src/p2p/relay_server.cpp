@@ -13,11 +13,20 @@ namespace {
 constexpr Duration kHopTimeout = 10s;
 constexpr Duration kStopTimeout = 15s;  // for the target to take a circuit; the dialler waits for a minute at most
 constexpr Duration kStall = 1min;       // one end takes nothing from us
-constexpr std::size_t kMaxAsking = 8;   // requests of one peer that are being answered
+constexpr std::size_t kMaxAsking = 64;  // requests of one peer that are being read: a round may begin with as many
 constexpr int kMaxAddressesGranted = 8;
+constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // places of one block that may have to go for another's
 // A peer renews once in an hour, and comes back after a lost connection. It dials through us much more often.
 constexpr AttemptLimits::Limits kReserveLimits{.window = 60s, .per_peer = 8, .per_network = 256, .in_all = 4096};
 constexpr AttemptLimits::Limits kConnectLimits{.window = 60s, .per_peer = 120, .per_network = 1200, .in_all = 12000};
+
+/// The block that has most of something, if it has many and several times as many as the newcomer's.
+std::optional<std::string> crowd_beside(const NestedShares& shares, const Networks& newcomer) {
+  auto [largest, count] = shares.blocks.most();
+  if (largest == newcomer.block || count < std::max(kCrowd, kCrowdRatio * (shares.blocks.of(newcomer.block) + 1)))
+    return std::nullopt;
+  return std::move(largest);
+}
 
 }  // namespace
 
@@ -79,6 +88,7 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   if (stream->remote_address().is_circuit()) co_return co_await refuse(*stream, Status::PERMISSION_DENIED);
   switch (request->type()) {
     case proto::Hop::RESERVE:
+      sweep();
       co_return co_await reserve(*stream);
     case proto::Hop::CONNECT:
       break;
@@ -89,6 +99,7 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   const Networks networks = networks_of(stream->remote_address());
   if (!connect_limits_.take(stream->peer(), networks.block))
     co_return co_await refuse(*stream, Status::RESOURCE_LIMIT_EXCEEDED);
+  sweep();
   const auto target = find_target(*stream, *request, why);
   if (!target) co_return co_await refuse(*stream, why);
   const NetworkShares::Share of_source(sources_, peer), of_target(targets_, (*target)->connection->peer().binary());
@@ -99,6 +110,7 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
     --circuits_;
     self_.metrics.relay_circuits.add(-1);
   });
+  asking.reset();  // from now on it counts as a circuit
   auto stop = co_await call(*this, *target, stream->peer());
   if (!stop) {
     log::debug("relay", "no circuit to {}: {}", (*target)->connection->peer(), stop.error());
@@ -112,14 +124,12 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
       co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()), self_.runtime.after(kHopTimeout));
   if (!sent) co_return;
   self_.metrics.relay_connected.increment();
-  asking.reset();
-  co_await carry(*stream, **stop);
+  co_await carry(*stream, **stop, networks);
 }
 
 // ---- Reservations
 
 RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
-  sweep();
   const Networks networks = networks_of(stream.remote_address());
   if (!reserve_limits_.take(stream.peer(), networks.block)) return Status::RESERVATION_REFUSED;
   const TimePoint expires = self_.runtime.now() + options_.reservation;
@@ -128,7 +138,7 @@ RelayServer::Status RelayServer::grant(const transport::Stream& stream) {
     return Status::RELAY_OK;
   }
   if (!table_.direct(stream.peer())) return Status::PERMISSION_DENIED;
-  if (!has_room_for(stream.peer()) || !networks_.has_room(networks, options_.max_reservations_per_network))
+  if (!networks_.has_room(networks, options_.max_reservations_per_network) || !has_place(stream.peer(), networks))
     return Status::RESERVATION_REFUSED;
   reservations_.emplace(stream.peer(), Reservation{expires, networks_.take(networks), table_.protect(stream.peer())});
   self_.metrics.relay_reservations.add(1);
@@ -141,6 +151,23 @@ bool RelayServer::has_room_for(const PeerId& peer) const {
   const auto known = book_.addresses(peer);
   const bool dialable = std::any_of(known.begin(), known.end(), is_public_host);
   return reservations_.size() < (dialable ? (options_.max_reservations + 1) / 2 : options_.max_reservations);
+}
+
+/// When all places are taken, the block that has most, and many, gives up the one that was renewed longest ago: its
+/// owner keeps no other network out. A newcomer of that block has to wait.
+bool RelayServer::has_place(const PeerId& peer, const Networks& networks) {
+  if (has_room_for(peer)) return true;
+  const auto crowd = crowd_beside(networks_, networks);
+  if (!crowd) return false;
+  auto oldest = reservations_.end();
+  for (auto at = reservations_.begin(); at != reservations_.end(); ++at)
+    if (at->second.share.networks.block == *crowd &&
+        (oldest == reservations_.end() || at->second.expires < oldest->second.expires))
+      oldest = at;
+  if (oldest == reservations_.end()) return false;
+  reservations_.erase(oldest);
+  self_.metrics.relay_reservations.add(-1);
+  return true;
 }
 
 Task<void> RelayServer::reserve(transport::Stream& stream) {
@@ -168,7 +195,7 @@ Task<void> RelayServer::reserve(transport::Stream& stream) {
 
 /// Only a peer that has asked for it is called, on its own connection: no address is ever dialled for a peer.
 Result<ConnectionEntryPtr> RelayServer::find_target(const transport::Stream& stream, const proto::Hop& request,
-                                                    Status& why) const {
+                                                    Status& why) {
   const PeerId& source = stream.peer();
   const auto refused = [&](Status status) {
     why = status;
@@ -180,9 +207,11 @@ Result<ConnectionEntryPtr> RelayServer::find_target(const transport::Stream& str
   const ConnectionEntryPtr entry = table_.direct(*target);
   if (found == reservations_.end() || found->second.expires <= self_.runtime.now() || !entry)
     return refused(Status::NO_RESERVATION);
-  if (circuits_ >= options_.max_circuits || sources_.of(source.binary()) >= options_.max_circuits_per_peer ||
+  const Networks networks = networks_of(stream.remote_address());
+  if (sources_.of(source.binary()) >= options_.max_circuits_per_peer ||
       targets_.of(target->binary()) >= options_.max_circuits_per_peer ||
-      !source_networks_.has_room(networks_of(stream.remote_address()), options_.max_circuits_per_network))
+      !source_networks_.has_room(networks, options_.max_circuits_per_network) ||
+      (circuits_ >= options_.max_circuits && !make_room_for_circuit(networks)))
     return refused(Status::RESOURCE_LIMIT_EXCEEDED);
   return entry;
 }
@@ -208,12 +237,31 @@ struct RelayServer::Circuit {
   transport::Stream& dialler;
   transport::Stream& target;
   Deadline end;
+  std::string block;  // of the dialler
+  TimePoint used;     // when it carried something last
+  bool ending = false;
 };
 
-Task<void> RelayServer::carry(transport::Stream& dialler, transport::Stream& target) {
+/// When all places are taken, the block that has most, and many, gives up the circuit that was idle longest.
+bool RelayServer::make_room_for_circuit(const Networks& networks) {
+  const auto crowd = crowd_beside(source_networks_, networks);
+  Circuit* idlest = nullptr;
+  for (Circuit* circuit : carried_)
+    if (crowd && circuit->block == *crowd && !circuit->ending && (!idlest || circuit->used < idlest->used))
+      idlest = circuit;
+  if (!idlest) return false;
+  idlest->ending = true;
+  idlest->dialler.reset();
+  idlest->target.reset();
+  return true;
+}
+
+Task<void> RelayServer::carry(transport::Stream& dialler, transport::Stream& target, Networks networks) {
   const Deadline end =
       options_.circuit.duration > 0s ? self_.runtime.after(options_.circuit.duration) : Deadline::never();
-  Circuit circuit{dialler, target, end};
+  Circuit circuit{dialler, target, end, std::move(networks.block), self_.runtime.now()};
+  carried_.push_back(&circuit);
+  const auto done = on_exit([&] { std::erase(carried_, &circuit); });
   for (transport::Stream* stream : {&dialler, &target}) stream->limit_window(options_.buffer);
   std::vector<Task<void>> directions;
   directions.push_back(pump(*this, dialler, target, circuit));
@@ -233,6 +281,7 @@ Task<void> RelayServer::pump(RelayServer& relay, transport::Stream& from, transp
     left -= bytes->size();
     auto sent = co_await to.write(ByteView(bytes->data(), bytes->size()), circuit.end.min(runtime.after(kStall)));
     if (!sent) break;
+    circuit.used = runtime.now();
     relay.self_.metrics.relay_bytes.increment(static_cast<double>(bytes->size()));
     co_await runtime.yield();
   }

@@ -37,9 +37,11 @@ class RelayServer {
   Task<void> reserve(transport::Stream& stream);
   Status grant(const transport::Stream& stream);
   bool has_room_for(const PeerId& peer) const;
-  Result<ConnectionEntryPtr> find_target(const transport::Stream& stream, const proto::Hop& request, Status& why) const;
+  bool has_place(const PeerId& peer, const Networks& networks);
+  bool make_room_for_circuit(const Networks& networks);
+  Result<ConnectionEntryPtr> find_target(const transport::Stream& stream, const proto::Hop& request, Status& why);
   static Task<Result<transport::StreamPtr>> call(RelayServer& relay, ConnectionEntryPtr target, PeerId source);
-  Task<void> carry(transport::Stream& dialler, transport::Stream& target);
+  Task<void> carry(transport::Stream& dialler, transport::Stream& target, Networks networks);
   static Task<void> pump(RelayServer& relay, transport::Stream& from, transport::Stream& to, Circuit& circuit);
   Task<void> refuse(transport::Stream& stream, Status status);
   void forget(const PeerId& peer);
@@ -56,6 +58,7 @@ class RelayServer {
   NetworkShares sources_, targets_, asking_;  ///< of circuits, by peer
   std::unordered_map<PeerId, Reservation> reservations_;
   std::size_t circuits_ = 0;
+  std::vector<Circuit*> carried_;  ///< those that stand
   Subscription disconnected_;
 };
 

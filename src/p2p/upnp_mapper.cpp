@@ -5,6 +5,7 @@
 #include <miniupnpc/upnperrors.h>
 
 #include <array>
+#include <chrono>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int kDiscovery = 1000;  // milliseconds to wait for gateways
 constexpr unsigned char kHops = 2;
+constexpr auto kAnotherCall = std::chrono::seconds(10);  // to end
 constexpr int kTries = 4;  // of outer ports, where another machine has taken the wanted one
 constexpr int kOnlyPermanent = 725, kConflict = 718;
 constexpr int kConnected = 1;  // of UPNP_GetValidIGD: a gateway that is connected
@@ -95,12 +97,13 @@ class Gateway {
 
 /// The gateway that was found, until it fails.
 struct KnownGateway {
-  std::mutex mutex;  // a call that was dropped may still run
+  std::timed_mutex mutex;  // a call that was dropped may still run, with a router that never ends its answer
   std::optional<Gateway> gateway;
 
   template <class Work>
   auto with_gateway(Work work) -> std::invoke_result_t<Work&, Gateway&> {
-    const std::lock_guard lock(mutex);
+    const std::unique_lock lock(mutex, kAnotherCall);
+    if (!lock) return Error(cohive::Errc::timeout, "the router has not answered the call before");
     const bool known = gateway.has_value();
     if (!known && !gateway.emplace().find()) {
       gateway.reset();

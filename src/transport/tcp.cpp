@@ -34,6 +34,7 @@ constexpr int kBacklog = 1024;
 // Of the answer to a peer that begins to connect: a connection that stays half-open is gone after three seconds, not a
 // minute. Until then no dial from the listening port reaches that peer, as a hole to be punched needs it.
 constexpr int kAnswersRepeated = 1;
+constexpr Duration kListPeriod = 1s;  // of the interfaces, for our addresses
 constexpr std::size_t kMaxGather = 64;
 constexpr std::size_t kLeastWrite = 8 * 1024;  // where there is room at all
 constexpr Duration kOutOfDescriptors = 100ms;
@@ -336,8 +337,23 @@ class TcpListener final : public Listener {
   }
   const Multiaddr& address() const override { return address_; }
 
+  /// The kernel is asked once a second at most: peers ask for our addresses more often.
   std::vector<Multiaddr> dialable_addresses() const override {
     if (!address_.is_unspecified()) return {address_};
+    const TimePoint now = runtime_.now();
+    if (listed_ == TimePoint::min() || now - listed_ >= kListPeriod) {
+      interfaces_ = list_interfaces();
+      listed_ = now;
+    }
+    return interfaces_;
+  }
+  void close() noexcept override {
+    boost::system::error_code ignored;
+    if (descriptor_.is_open()) descriptor_.close(ignored);
+  }
+
+ private:
+  std::vector<Multiaddr> list_interfaces() const {
     const auto endpoint = address_.tcp_endpoint();
     const int family = endpoint->host_code == Multiaddr::ip4 ? AF_INET : AF_INET6;
     std::vector<Multiaddr> others, loopback;
@@ -354,15 +370,12 @@ class TcpListener final : public Listener {
     others.insert(others.end(), loopback.begin(), loopback.end());
     return others;
   }
-  void close() noexcept override {
-    boost::system::error_code ignored;
-    if (descriptor_.is_open()) descriptor_.close(ignored);
-  }
 
- private:
   Runtime& runtime_;
   Descriptor descriptor_;
   Multiaddr address_;
+  mutable std::vector<Multiaddr> interfaces_;  ///< as they were then
+  mutable TimePoint listed_ = TimePoint::min();
 };
 
 /// How many files this process may have open, after asking for as many as connections can ever need.

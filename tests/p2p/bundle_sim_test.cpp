@@ -218,6 +218,32 @@ TEST_F(Bundles, EndWithTheConnectionsOfAPeer) {
   EXPECT_TRUE(received.in_order);
 }
 
+struct WornBundles : Bundles, testing::WithParamInterface<std::size_t> {};
+
+/// All connections die while a bundle grows, and again when the peer leaves: what was dialled for the bundle is left.
+TEST_F(Bundles, LeaveAConnectionThatWasDialledForThemToTheirPeers) {
+  const auto [alice, bob] = pair();
+  warm(*alice, *bob);
+  std::size_t chunks = 0, killed = 0;
+  swarm.fabric().set_tap([&](const std::string& from, const std::string&, ByteView bytes) {
+    if (from != Swarm::ip(1) || bytes.size() < 16'000 || ++chunks % 37 != 0 || killed == 6) return true;
+    ++killed;
+    return false;
+  });
+  (void)swarm.run(transfer(*alice, bob->id(), 2 * kTransfer));
+  EXPECT_GE(killed, 4u);
+  swarm.fabric().set_tap(nullptr);
+  swarm.pass(20s);
+  seconds(*alice, *bob);
+  swarm.fabric().set_default_link({.latency = 700ms, .bandwidth = kRate});
+  bob->disconnect(alice->id());
+  swarm.pass(30s);
+  swarm.fabric().set_default_link({.latency = 50ms, .jitter = 5ms, .bandwidth = kRate});
+  EXPECT_TRUE(swarm.run(alice->connect(bob->id(), swarm.after(10s))));
+  for (int i = 0; i < 3; ++i) seconds(*alice, *bob);
+  EXPECT_TRUE(received.in_order);
+}
+
 TEST_F(Bundles, CountTheirBytesOnce) {
   const auto [alice, bob] = pair();
   warm(*alice, *bob);

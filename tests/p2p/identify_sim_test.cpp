@@ -4,6 +4,7 @@
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/signed_record.hpp"
 #include "cohive/p2p/metrics.hpp"
+#include "p2p/identify.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
@@ -42,6 +43,27 @@ TEST_F(Identification, APushReplacesWhatAPeerSaidBefore) {
   EXPECT_EQ(seen->agent, "other/2");
   EXPECT_EQ(seen->protocols, std::vector<std::string>{"/only/1"});
   EXPECT_EQ(seen->addresses, std::vector{nowhere(1)});
+}
+
+/// A machine may be suspended just after it has connected.
+TEST_F(Identification, APeerThatDidNotAnswerInTimeIsAskedAgain) {
+  int asked = 0;
+  mallory.remove_handler(kIdentifyProtocol);
+  mallory.set_handler(kIdentifyProtocol, [&asked](transport::StreamPtr stream) -> Task<void> {
+    if (++asked < 3) co_return co_await stream->runtime().sleep_for(1min);
+    auto message = agent("awake");
+    message.add_protocols("/only/1");
+    (void)co_await transport::write_message(*stream, as_bytes(message.SerializeAsString()),
+                                            stream->runtime().after(10s));
+    stream->close_write();
+  });
+  connect();
+  swarm.pass(25s);
+  EXPECT_NE(alice.peer(mallory.id())->agent, "awake");
+  swarm.pass(1min);
+  EXPECT_EQ(alice.peer(mallory.id())->agent, "awake");
+  EXPECT_EQ(alice.peer(mallory.id())->protocols, std::vector<std::string>{"/only/1"});
+  EXPECT_EQ(asked, 3);
 }
 
 TEST_F(Identification, AddressesNobodyShouldDialAreIgnored) {

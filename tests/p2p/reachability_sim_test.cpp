@@ -6,6 +6,7 @@
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/metrics.hpp"
 #include "p2p/autonat_client.hpp"
+#include "p2p/identify.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
@@ -237,6 +238,31 @@ TEST_F(Reaching, WhatOneNetworkReportsChangesNothing) {
     swarm.pass(1s);
   }
   EXPECT_EQ(host.addresses(), std::vector{parsed("/ip4/8.8.8.8/tcp/4001")});
+}
+
+/// Peers say how they see a host when they connect. Where nobody new has come for long, that still holds.
+TEST_F(Reaching, OneLiarMovesNobodyAfterQuietHours) {
+  Host& host = behind_nat(true);
+  for (int i = 1; i <= 3; ++i) join(host, outside(i));
+  ASSERT_EQ(swarm.run(host.wait_for_reachability(swarm.after(30s))).value(), Reachability::public_);
+  swarm.pass(2h);
+  Host& liar = outside(4);
+  liar.remove_handler(kIdentifyProtocol);
+  int lies = 0;
+  liar.set_handler(kIdentifyProtocol, [&lies](transport::StreamPtr stream) -> Task<void> {
+    ++lies;
+    proto::Identify message;
+    message.set_agent_version("liar");
+    message.set_observed_addr(parsed("/ip4/5.5.5.5/tcp/25").binary());
+    (void)co_await transport::write_message(*stream, as_bytes(message.SerializeAsString()),
+                                            stream->runtime().after(10s));
+    stream->close_write();
+  });
+  join(host, liar);
+  swarm.pass(5s);
+  EXPECT_EQ(lies, 1);
+  EXPECT_EQ(host.reachability(), Reachability::public_);
+  EXPECT_THAT(host.addresses(), Contains(parsed("/ip4/8.8.4.4/tcp/4001")));
 }
 
 // ---- What a host does for others

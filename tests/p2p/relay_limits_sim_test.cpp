@@ -84,6 +84,67 @@ TEST_F(Relay, OneNetworkGetsItsShareOfReservationsOnly) {
                                             RESERVATION_REFUSED));
 }
 
+/// The owner of a block has any number of subnets or addresses, each with a share of its own.
+TEST_F(Relay, ABlockThatHoldsAllReservationsKeepsNobodyOut) {
+  Host& relay = add_relay("3.0.0.1", {.max_reservations = 10, .max_reservations_per_network = 8});
+  auto reserves = [&, number = 0](const std::string& seen_at) mutable {
+    const std::string ip = "192.168.9." + std::to_string(++number);
+    swarm.fabric().set_nat(ip, seen_at);
+    Host& peer = swarm.add_host_at(ip);
+    EXPECT_TRUE(swarm.run(peer.connect(address_of(relay), swarm.after(5s))));
+    return ask(peer, relay, kReserve)->status();
+  };
+  for (int i = 1; i <= 10; ++i) ASSERT_EQ(reserves("6.0.0." + std::to_string(i)), proto::RELAY_OK);
+  EXPECT_EQ(reserves("6.0.0.11"), proto::RESERVATION_REFUSED);
+  EXPECT_EQ(reserves("7.0.0.1"), proto::RELAY_OK);
+  EXPECT_EQ(counted(swarm, "cohive_p2p_relay_reservations"), 10U);
+}
+
+TEST_F(Relay, ABlockThatHoldsAllCircuitsKeepsNobodyOut) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1", {.max_circuits = 12, .max_circuits_per_network = 8});
+  Host& hidden = add_hidden({&relay});
+  swarm.pass(5s);
+  const auto reaches = [&](const std::string& ip) {
+    Host& dialler = swarm.add_host_at(ip, {.hole_punching = false});
+    return swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))).has_value();
+  };
+  for (int i = 1; i <= 12; ++i) ASSERT_TRUE(reaches("6.0.0." + std::to_string(i)));
+  EXPECT_FALSE(reaches("6.0.0.13"));
+  EXPECT_TRUE(reaches("7.0.0.1"));
+  EXPECT_TRUE(reaches("7.0.0.2"));
+  EXPECT_LE(counted(swarm, "cohive_p2p_relay_circuits"), 12U);
+}
+
+/// A round begins with a call to each member at once, and many of them may be hidden behind one relay.
+TEST_F(Relay, ManyHiddenPeersAreCalledAtOnce) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& dialler = swarm.add_host_at("4.0.0.1");
+  std::vector<Task<Result<PeerId>>> dials;
+  std::vector<Host*> hidden;
+  for (int i = 0; i < 20; ++i) hidden.push_back(&add_hidden({&relay}));
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(address_of(relay), swarm.after(5s))));
+  for (Host* host : hidden) dials.push_back(dialler.connect(through(relay, *host), swarm.after(10s)));
+  std::size_t reached = 0;
+  for (const auto& dialled : swarm.run(when_all(swarm.runtime(), std::move(dials)))) reached += dialled.has_value();
+  EXPECT_EQ(reached, 20U);
+}
+
+/// What was granted for an hour is not given up for an answer that did not come.
+TEST_F(Relay, AReservationOutlivesARenewalThatNobodyAnswers) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  swarm.pass(5s);
+  ASSERT_EQ(hidden.relays().size(), 1U);
+  relay.remove_handler(kHopProtocol);
+  relay.set_handler(kHopProtocol, [](StreamPtr stream) -> Task<void> { co_await stream->runtime().sleep_for(10min); });
+  swarm.pass(35min);
+  EXPECT_EQ(hidden.relays().size(), 1U);
+  swarm.pass(30min);
+  EXPECT_EQ(hidden.relays().size(), 0U) << "it has expired";
+}
+
 TEST_F(Relay, OnePeerGetsItsShareOfCircuitsOnly) {
   Host& relay = add_relay("3.0.0.1", {.max_circuits_per_peer = 2});
   Host& hidden = add_hidden({&relay});

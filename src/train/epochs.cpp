@@ -132,6 +132,8 @@ Task<void> Epochs::make(Update& update) {
   };
   if (!run_.options.outer_optimizer) has_state_of_epoch();
   enter(update.epoch);
+  // Schedules follow the epochs that a step ends by themselves; without one nothing else tells them.
+  if (run_.options.use_local_updates) run_.replica.enter_epoch(update.epoch);
   std::shared_ptr<const averaging::RoundReport> last;
   for (; next < run_.exchanges.size() && !update.missed; ++next) {
     Scheduled& scheduled = *run_.exchanges[next];

@@ -3,9 +3,11 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <thread>
 
+#include "cohive/torch/schedules.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -78,6 +80,22 @@ TEST_P(LocalSteps, EndBetweenThePlacesOfTheTrainers) {
   EXPECT_EQ(beside.get(), 2u);
   EXPECT_NEAR(first.at(), second.at(), 1e-3) << "they end at one place";
   EXPECT_GT(first.at(), 0.2) << "and have moved";
+}
+
+TEST_P(LocalSteps, LearningRatesFollowTheRounds) {
+  auto options = local_rounds(GetParam().delayed);
+  options.target_batch_size = 2 * kBatch;
+  auto weight = torch::zeros({6}, GetParam().type).requires_grad_();
+  Swarm swarm(joining({}));
+  torch::optim::Adam adam({weight}, torch::optim::AdamOptions(0.01));
+  Optimizer optimizer(swarm, adam, options, schedule(exponential(0.5)));
+  for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
+    EXPECT_DOUBLE_EQ(adam.param_groups().front().options().get_lr(), std::ldexp(0.01, -static_cast<int>(epoch)));
+    while (optimizer.local_epoch() == epoch) {
+      (weight - 1).pow(2).mean().backward();
+      optimizer.step(kBatch);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, LocalSteps,

@@ -126,7 +126,8 @@ class Replica {
   /// the state's epoch. Errors (nothing is changed then): Errc::bad_state for a state that does not fit, holds values
   /// that are not finite, or is older than `least_epoch`.
   virtual Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) = 0;
-  /// Tells that a state has been loaded, and which epoch it is taken for: schedules follow it.
+  /// Tells which epoch begins where no step of the run's ends one: after a state was loaded, and with local updates.
+  /// Schedules follow it. The trainer does not compute.
   virtual void enter_epoch(std::uint64_t epoch) = 0;
 
   /// Returns what work on the pool holds as long as it uses the model: close() waits for it.

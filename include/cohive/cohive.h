@@ -35,7 +35,7 @@ enum cohive_code {
   COHIVE_PENDING = 1,          /**< the time is over, and what was waited for goes on */
   COHIVE_INVALID_ARGUMENT = 2, /**< an option, address, key or value that cannot be meant */
   COHIVE_TIMEOUT = 3,          /**< a deadline has passed, and what was going on has ended */
-  COHIVE_CANCELLED = 4,        /**< by cohive_ticket_cancel() */
+  COHIVE_CANCELLED = 4,        /**< by cohive_ticket_cancel(), or by a function of the caller's that has failed */
   COHIVE_CLOSED = 5,           /**< the swarm is closed, or not there yet */
   COHIVE_NOT_FOUND = 6,        /**< no node that answered has such a record, or a file does not exist */
   COHIVE_UNREACHABLE = 7,      /**< nobody answered */
@@ -196,7 +196,8 @@ COHIVE_API int32_t cohive_swarm_open(const char* options, cohive_validator* cons
 /** The ticket brings a msgpack map: "peer_id", "visible_maddrs" (by which others join), "client_mode", "nodes" (known
  * to the DHT, without this one), "records" (held for others), "metrics_url", "page_url". */
 COHIVE_API int32_t cohive_swarm_status(cohive_swarm* swarm, cohive_ticket** status);
-/** Leaves the swarm. Whatever goes on there ends with COHIVE_CLOSED. The ticket ends when all is gone. */
+/** Leaves the swarm. Whatever goes on there ends with COHIVE_CLOSED. The ticket ends when all is gone, also where an
+ * earlier call has begun it. */
 COHIVE_API int32_t cohive_swarm_close(cohive_swarm* swarm, cohive_ticket** closed);
 /** Forgets the handle, and leaves the swarm if that has not been done, in the background. Null is nothing to do. */
 COHIVE_API void cohive_swarm_free(cohive_swarm* swarm);
@@ -274,9 +275,11 @@ COHIVE_API int32_t cohive_averager_share(cohive_averager* averager, int32_t allo
  * "metadata", "donor" (bytes), "tensors" (how many); see cohive_ticket_tensor(). An averager with averager_rank
  * shares and takes over its factors by itself. */
 COHIVE_API int32_t cohive_averager_download(cohive_averager* averager, const char* options, cohive_ticket** downloaded);
-/** Ends it: the round that goes on is cancelled, other members are told, and are served for `seconds` at most. */
+/** Ends it: the round that goes on is cancelled, other members are told, and are served for `seconds` at most. Other
+ * calls of it answer COHIVE_CLOSED from then on. */
 COHIVE_API int32_t cohive_averager_close(cohive_averager* averager, double seconds, cohive_ticket** closed);
-/** Forgets the handle and its memory; closes it first, without telling anybody. */
+/** Forgets the handle and its memory; closes it first, without telling anybody. What cohive_averager_close() has begun
+ * goes on. */
 COHIVE_API void cohive_averager_free(cohive_averager* averager);
 
 /** Hands the tensors over, once: they are averaged as soon as there is a group. */
@@ -315,9 +318,9 @@ COHIVE_API int32_t cohive_tracker_resume(cohive_tracker* tracker);
  * and "own_samples" towards the epoch, "samples_per_second" and "own_samples_per_second", "peers", "clients" (among
  * them) and "eta", when the target will be reached (Unix seconds; infinite before the first look). */
 COHIVE_API int32_t cohive_tracker_snapshot(cohive_tracker* tracker, cohive_bytes* progress);
-/** Withdraws the report of this peer, and ends it. */
+/** Withdraws the report of this peer, and ends it. Other calls of it answer COHIVE_CLOSED from then on. */
 COHIVE_API int32_t cohive_tracker_close(cohive_tracker* tracker, cohive_ticket** closed);
-/** Forgets the handle; ends it first, without withdrawing anything. */
+/** Forgets the handle; ends it first, without withdrawing anything. What cohive_tracker_close() has begun goes on. */
 COHIVE_API void cohive_tracker_free(cohive_tracker* tracker);
 
 /* ---- Trainers */
@@ -353,7 +356,7 @@ typedef struct cohive_trainer_calls {
    * \param scale      to be filled: what makes the values the mean over these samples, by division
    * With use_local_updates nothing is filled: the memory of parameters and what is beside them need not have what steps
    * have made of them before it is asked for here.
-   * Not 0: it has failed, and the call with it. */
+   * Not 0: it has failed, and the call with it, with COHIVE_CANCELLED. */
   int32_t (*sums)(void* context, const float** gradients, double* samples, double* scale);
 } cohive_trainer_calls;
 
@@ -389,7 +392,8 @@ typedef struct cohive_step_report {
  * default, or "clipped-mean") and outer_clip_factor (of the last two: times the median norm),
  * full_state_every (parameters travel as 8-bit differences from their last average, and as they are in one of so many
  * rounds; 0: always as they are), target_group_size, bandwidth,
- * verified_share, clip_grad_norm, averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
+ * verified_share, clip_grad_norm (of the averaged gradients; not with use_local_updates, where the caller steps with
+ * gradients of its own), averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
  * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
  * library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of
  * gradients are on, where they are averaged and stepped then; with native_steps and `calls->sums`), checkpoint_dir,
@@ -426,12 +430,14 @@ COHIVE_API int32_t cohive_trainer_describe(cohive_trainer* trainer, const uint8_
  * \param gradients  one pointer for each parameter to float32 values, the mean over the batch; null where it has none.
  *                   They are read before it returns. Null: the batch does not count, or it is an auxiliary peer's
  * \param samples    of the batch
- * \param scale      of the loss, which the gradients have, too; 1: none */
+ * \param scale      of the loss, which the gradients have, too; 1: none. With reuse_grad_buffers it is the same in all
+ *                   batches of an epoch */
 COHIVE_API int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gradients, int64_t samples,
                                        double scale, cohive_step_report* report);
 /** Waits for delayed work, and publishes it. The next report tells of it. */
 COHIVE_API int32_t cohive_trainer_settle(cohive_trainer* trainer);
-/** Downloads the state of the swarm if it is ahead. `loaded`: 1 if it was. */
+/** Downloads the state of the swarm if it is ahead. `loaded`: 1 if it was. Buffers that are used again are set to zero
+ * where a call ends an epoch before its time, as this one, _restore() and _resume() do. */
 COHIVE_API int32_t cohive_trainer_load(cohive_trainer* trainer, int32_t* loaded);
 /** Averages the parameters once more with the peers that do the same. `group`: its members; 0: no group. */
 COHIVE_API int32_t cohive_trainer_average(cohive_trainer* trainer, uint64_t* group);

@@ -12,7 +12,6 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/msgpack.hpp"
-#include "cohive/core/on_exit.hpp"
 #include "errors.hpp"
 #include "events.hpp"
 #include "options.hpp"
@@ -205,13 +204,13 @@ Task<void> serve_download(LoopAverager& self, averaging::DownloadOptions options
 }
 
 /// Tells the members of the last group, serves those that still wait, and drops the averager.
-Task<Result<std::string>> leave(SwarmState& swarm, std::uint64_t id, Deadline deadline) {
-  const auto drop = on_exit([&] { swarm.drop(id); });
-  auto& self = swarm.object<LoopAverager>(id);
-  self.share(false, 0);
-  for (const auto& [round, entry] : self.rounds) entry->round.cancel();
-  co_await self.averager->leave(deadline);
-  co_await self.averager->drain(deadline);
+/// \param self  null: it was dropped before
+Task<Result<std::string>> leave(std::shared_ptr<LoopAverager> self, Deadline deadline) {
+  if (!self) co_return Error(cohive::Errc::closed, "it was shut down");
+  self->share(false, 0);
+  for (const auto& [round, entry] : self->rounds) entry->round.cancel();
+  co_await self->averager->leave(deadline);
+  co_await self->averager->drain(deadline);
   co_return std::string("\xc0");  // nil
 }
 
@@ -239,7 +238,10 @@ AveragerOptions read_averager_options(OptionReader& reader, StateSharingOptions&
   reader.read("declare_state_period", sharing.declare_period);
   PowerSgdOptions factors;
   if (reader.read("averager_rank", factors.averager_rank, 1)) low_rank = factors;
-  if (reader.read("min_compression_ratio", factors.min_compression_ratio) && low_rank) low_rank = factors;
+  if (reader.read("min_compression_ratio", factors.min_compression_ratio)) {
+    if (!low_rank) refuse("min_compression_ratio goes with averager_rank: set it, too");
+    low_rank = factors;
+  }
   reader.finish();
   if (mode != "node" && mode != "client" && mode != "auxiliary")
     refuse("mode must be \"node\", \"client\" or \"auxiliary\", not " + log::quoted(mode));
@@ -433,10 +435,10 @@ std::int32_t cohive_averager_close(cohive_averager* averager, double seconds, co
     if (there(averager, "averager").origin.elsewhere()) return fail_elsewhere(averager->origin);
     if (!(seconds >= 0)) refuse("seconds must not be negative");
     auto ticket = std::make_shared<Ticket>();
-    averager->swarm->begin(ticket,
-                           [swarm = averager->swarm.get(), id = averager->id, seconds](cohive::train::Membership& on) {
-                             return leave(*swarm, id, on.runtime().after(cohive::from_seconds(seconds)));
-                           });
+    averager->swarm->begin(
+        ticket, [swarm = averager->swarm.get(), id = averager->id, seconds](cohive::train::Membership& on) {
+          return leave(swarm->take<LoopAverager>(id), on.runtime().after(cohive::from_seconds(seconds)));
+        });
     *closed = handle_of(std::move(ticket));
     return static_cast<std::int32_t>(COHIVE_OK);
   });

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/msgpack.hpp"
 #include "errors.hpp"
 #include "tensors.hpp"
@@ -22,6 +23,11 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
   std::vector<averaging::TensorInfo> infos;
   for (const auto& one : beside) infos.push_back(one.info);
   return infos;
+}
+
+/// What the caller's side has failed in is no defect of cohive.
+[[noreturn]] void throw_callers_failure(const char* sentence) {
+  throw ErrorException(Error(cohive::Errc::cancelled, sentence));
 }
 
 }  // namespace
@@ -56,7 +62,7 @@ void CallerModel::call_step(const std::vector<std::span<float>>& gradients, std:
   std::vector<float*> pointers;
   for (const auto& gradient : gradients) pointers.push_back(gradient.empty() ? nullptr : gradient.data());
   if (calls_.step(calls_.context, gradients.empty() ? nullptr : pointers.data(), epoch) != 0)
-    throw std::runtime_error("the caller's optimizer has failed to step");
+    throw_callers_failure("the caller's optimizer has failed to step");
 }
 
 // ---- What the caller says
@@ -145,6 +151,10 @@ void CallerModel::take_batch(const float* const* gradients, double samples, doub
   if (calls_.sums) return;  // which will hand over the sum
   std::vector<const float*> pointers(gradients, gradients + size());
   if (ways_.reuse_buffers) {
+    if (batches_ > 0 && scale_ != scale)
+      refuse(
+          "with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where an epoch has ended "
+          "only");
     buffers_ = std::move(pointers);
     scale_ = scale;
     ++batches_;
@@ -157,7 +167,7 @@ void CallerModel::take_batch(const float* const* gradients, double samples, doub
 CallerModel::Sums CallerModel::ask_for_sums() const {
   Sums sums{std::vector<const float*>(size())};
   if (calls_.sums(calls_.context, sums.values.data(), &sums.samples, &sums.scale) != 0)
-    throw std::runtime_error("the caller has failed to hand over its gradients");
+    throw_callers_failure("the caller has failed to hand over its gradients");
   return sums;
 }
 

@@ -109,18 +109,29 @@ void SwarmState::close(TicketPtr closed) {
 }
 
 void SwarmState::run_close() {
-  std::unique_ptr<Swarm> swarm;
-  std::map<std::uint64_t, std::function<void()>> users;
-  {
-    std::unique_lock lock(mutex_);
-    // No thread opens it any more when the destructor comes, which that thread has kept away.
-    changed_.wait(lock, [this] { return stage_ != Stage::opening; });
-    stage_ = Stage::closed;
-    swarm = std::move(swarm_);
-    users = std::exchange(users_, {});
+  std::unique_lock lock(mutex_);
+  // No thread opens it any more when the destructor comes, which that thread has kept away.
+  changed_.wait(lock, [this] { return stage_ != Stage::opening && !leaving_; });
+  stage_ = Stage::closed;
+  if (!swarm_) return;
+  leaving_ = true;
+  auto swarm = std::move(swarm_);
+  const auto users = std::exchange(users_, {});
+  lock.unlock();
+  leave(std::move(swarm), users);
+  lock.lock();
+  leaving_ = false;
+  changed_.notify_all();
+}
+
+void SwarmState::leave(std::unique_ptr<Swarm> swarm, const std::map<std::uint64_t, std::function<void()>>& users) {
+  for (const auto& [id, end] : users) {
+    try {
+      end();
+    } catch (const std::exception& error) {  // which nobody else hears of
+      log::error("train", "the end of what used the swarm failed: {}", log::quoted(error.what()));
+    }
   }
-  if (!swarm) return;
-  for (const auto& [id, end] : users) end();
   swarm->membership().on_loop([this] {
     tasks_.reset();
     objects_.clear();

@@ -29,6 +29,13 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
   /// Keeps what stands on the swarm's DHT until it is dropped or the swarm is left. Loop thread; see on_loop().
   void keep(std::uint64_t id, std::shared_ptr<void> object) { objects_[id] = std::move(object); }
   void drop(std::uint64_t id) { objects_.erase(id); }
+  /// Hands it over to the task that ends it: no other call finds it meanwhile, and freeing its handle leaves it alone.
+  /// Loop thread. Null where it was dropped.
+  template <class T>
+  std::shared_ptr<T> take(std::uint64_t id) {
+    const auto taken = objects_.extract(id);
+    return taken ? std::static_pointer_cast<T>(taken.mapped()) : nullptr;
+  }
   /// Loop thread. Throws where it was dropped.
   template <class T>
   T& object(std::uint64_t id) {
@@ -47,11 +54,14 @@ class SwarmState : public std::enable_shared_from_this<SwarmState> {
  private:
   enum class Stage { opening, open, closed };
   void run_open(SwarmOptions options, TicketPtr joined);
+  /// Returns when all is gone, also where another thread has begun to leave.
   void run_close();
+  void leave(std::unique_ptr<Swarm> swarm, const std::map<std::uint64_t, std::function<void()>>& users);
   std::mutex mutex_;
   std::condition_variable changed_;
   Stage stage_ = Stage::opening;
   bool unwanted_ = false;  ///< close() was called
+  bool leaving_ = false;   ///< a thread is in leave()
   std::unique_ptr<Swarm> swarm_;
   std::unique_ptr<TaskGroup> tasks_;  ///< loop thread, as the next one
   std::map<std::uint64_t, std::shared_ptr<void>> objects_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "cohive/core/errors.hpp"
 #include "cohive/core/msgpack.hpp"
 #include "cohive/core/names.hpp"
 #include "errors.hpp"
@@ -54,10 +55,10 @@ std::string described(const train::ProgressTracker& tracker) {
                                        {"eta", seen.eta}}});
 }
 
-Task<Result<std::string>> close_tracker(SwarmState& swarm, std::uint64_t id) {
-  auto& tracker = swarm.object<train::ProgressTracker>(id);
-  co_await tracker.close(tracker.runtime().after(kGoodbyeTime));
-  swarm.drop(id);
+/// \param tracker  null: it was dropped before
+Task<Result<std::string>> close_tracker(std::shared_ptr<train::ProgressTracker> tracker) {
+  if (!tracker) co_return Error(cohive::Errc::closed, "it was shut down");
+  co_await tracker->close(tracker->runtime().after(kGoodbyeTime));
   co_return std::string("\xc0");  // nil
 }
 
@@ -127,7 +128,7 @@ std::int32_t cohive_tracker_close(cohive_tracker* tracker, cohive_ticket** close
     if (there(tracker, "tracker").origin.elsewhere()) return fail_elsewhere(tracker->origin);
     auto ticket = std::make_shared<Ticket>();
     tracker->swarm->begin(ticket, [swarm = tracker->swarm.get(), id = tracker->id](cohive::train::Membership&) {
-      return close_tracker(*swarm, id);
+      return close_tracker(swarm->take<ProgressTracker>(id));
     });
     *closed = handle_of(std::move(ticket));
     return static_cast<std::int32_t>(COHIVE_OK);

@@ -23,7 +23,7 @@ class TrainerState {
  public:
   /// Makes it, on the caller's thread, which may be called back.
   void open(Swarm& swarm, TrainerOptions options, CallerArrays arrays, const cohive_trainer_calls& calls);
-  /// Leaves the run, and waits until nothing uses the trainer. Idempotent.
+  /// Leaves the run, and returns when the trainer is gone, also where another thread has begun that. Idempotent.
   void close();
 
   template <class F>
@@ -46,7 +46,7 @@ class TrainerState {
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
-  bool opening_ = true, closing_ = false;
+  bool opening_ = true, closing_ = false;  ///< a thread is in open(), or in close()
   int uses_ = 0;
   std::unique_ptr<train::Trainer> trainer_;
   CallerModel* model_ = nullptr;  // the trainer's
@@ -74,16 +74,20 @@ void TrainerState::open(Swarm& swarm, TrainerOptions options, CallerArrays array
 }
 
 void TrainerState::close() {
-  std::unique_ptr<train::Trainer> ended;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return !opening_; });
-  closing_ = true;
+  changed_.wait(lock, [this] { return !opening_ && !closing_; });
   if (!trainer_) return;
+  closing_ = true;
   lock.unlock();
+  const auto closed = on_exit([this] {
+    const std::lock_guard again(mutex_);
+    closing_ = false;
+    changed_.notify_all();
+  });
   trainer_->close();  // which has calls end that wait
   lock.lock();
   changed_.wait(lock, [this] { return uses_ == 0; });
-  ended = std::move(trainer_);
+  auto ended = std::move(trainer_);
   lock.unlock();
 }
 
@@ -211,13 +215,15 @@ std::int32_t cohive_trainer_load(cohive_trainer* trainer, std::int32_t* loaded) 
   return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
     const bool newer = self.load_state_from_peers();
     if (newer) model.forget_batches();
+    (void)model.clear_buffers();  // before the next batch adds to them
     if (loaded) *loaded = newer;
   });
 }
 
 std::int32_t cohive_trainer_average(cohive_trainer* trainer, std::uint64_t* group) {
-  return with_trainer(trainer, [&](Trainer& self, CallerModel&) {
+  return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
     const auto members = self.average_parameters();
+    (void)model.clear_buffers();
     if (group) *group = members;
   });
 }
@@ -234,6 +240,7 @@ std::int32_t cohive_trainer_restore(cohive_trainer* trainer, std::uint64_t epoch
     if (epoch > cohive::train::kMostEpochs) refuse("no run comes to that epoch");
     self.restore(epoch, [] {});
     model.forget_batches();
+    (void)model.clear_buffers();
   });
 }
 
@@ -249,6 +256,7 @@ std::int32_t cohive_trainer_resume(cohive_trainer* trainer, const char* path, st
     const auto loaded = self.load_checkpoint(&there(path, "path"));
     if (!loaded) throw cohive::ErrorException(loaded.error());
     model.forget_batches();
+    (void)model.clear_buffers();
     if (epoch) *epoch = *loaded;
   });
 }

@@ -280,6 +280,10 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   double number = 0;
   if (reader.read("bandwidth", number)) run.bandwidth = number;
   if (reader.read("clip_grad_norm", number)) options.clip_grad_norm = number;
+  if (options.clip_grad_norm && run.use_local_updates)
+    refuse(
+        "clip_grad_norm is about averaged gradients, and with use_local_updates none are: clip those of each batch "
+        "before you step");
   std::size_t device = 0;
   if (reader.read("device", device)) {
     if (device > kMostGpus) refuse("device is the number of a GPU");
@@ -289,7 +293,10 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   }
   averaging::PowerSgdOptions factors;
   const bool low_rank = reader.read("averager_rank", factors.averager_rank, 1);
-  reader.read("min_compression_ratio", factors.min_compression_ratio);
+  if (reader.read("min_compression_ratio", factors.min_compression_ratio) && !low_rank)
+    refuse("min_compression_ratio goes with averager_rank: set it, too");
+  if (low_rank && run.use_local_updates)
+    refuse("averager_rank is about averaged gradients, and with use_local_updates none are: leave it out");
   if (low_rank) run.grad_averager_factory = train::power_sgd_averager(factors);
   const bool chosen = read_codecs(reader, "grad_codecs", parameters, run.grad_compression) || outer_codec;
   run.fit_compression = fits && !chosen;

@@ -56,9 +56,11 @@ torch::Tensor ForeignModel::as_tensor(const Buffer& buffer, at::IntArrayRef size
 
 void ForeignModel::step_locally(double scale) {
   const std::lock_guard lock(stepping_);
+  make_gradients_dense(parameters_);
   if (scale != 1)
     for (auto& parameter : parameters_)
       if (parameter.grad().defined()) parameter.mutable_grad().div_(scale);
+  if (max_norm_ > 0) torch::nn::utils::clip_grad_norm_(parameters_, max_norm_);
   optimizer_.step();
   optimizer_.zero_grad();
 }
@@ -135,10 +137,7 @@ Task<bool> ForeignModel::finish_state(bool averaged) {
   if (!extras_.empty()) co_await runtime_.offload([this, used = in_use()] { extras_.stage(*trainer_); });
   pending_ = how.changes ? Pending::changes : Pending::values;
   if (how.to != train::Place::live) co_return true;
-  co_await runtime_.offload([this, used = in_use()] {
-    const auto turn = trainer_->in_turn();
-    publish();
-  });
+  co_await runtime_.offload([this, used = in_use()] { publish(); });
   co_return false;
 }
 
@@ -156,6 +155,7 @@ void ForeignModel::write_copies() {
 
 void ForeignModel::publish() {
   if (pending_ == Pending::nothing) return;
+  const auto turn = trainer_->in_turn();  // it may be a thread of the pool that publishes
   write_copies();
   pending_ = Pending::nothing;
 }

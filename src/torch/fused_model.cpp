@@ -1,5 +1,7 @@
 #include "fused_model.hpp"
 
+#include "cohive/optim/passes.hpp"
+
 namespace cohive::libtorch {
 namespace {
 
@@ -64,18 +66,34 @@ void FusedModel::exchange_live(std::size_t parameter, train::Buffer& next) {
   next = {std::make_shared<torch::Tensor>(std::move(before)), values};
 }
 
+/// What the gradients of a batch are multiplied by: without the loss's scale their norm is within its bound then.
+double FusedModel::local_factor(double scale) const {
+  if (!max_norm()) return 1 / scale;
+  double squares = 0;
+  for (const auto& parameter : trained()) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    const auto type = gradient.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+    const auto norm = at::linalg_vector_norm(gradient, 2, std::nullopt, false, type).item<double>() / scale;
+    squares += norm * norm;
+  }
+  return optim::clip_coefficient(squares, *max_norm()) / scale;
+}
+
 void FusedModel::step_locally(double scale) {
   torch::NoGradGuard no_grad;
   const std::lock_guard lock(stepping_);
+  make_gradients_dense(trained());
+  const double factor = local_factor(scale);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    auto& gradient = (mirrors_.empty() ? parameters_ : mirrors_)[i].mutable_grad();
+    auto& gradient = trained()[i].mutable_grad();
     if (!gradient.defined()) continue;
     const torch::Tensor values = gradient.to(torch::kCPU, torch::kFloat32).contiguous();
     const auto live_values = live(i);
     const auto number = known_.steps_taken(i) + 1;
     const optim::TensorMemory memory{
         std::span<const float>(live_values), live_values, {}, span_of(values), known_.statistics(i)};
-    optim::TensorStep step(known_.options(i), memory, {.step = number, .gradient_factor = 1 / scale});
+    optim::TensorStep step(known_.options(i), memory, {.step = number, .gradient_factor = factor});
     at::parallel_for(0, static_cast<std::int64_t>(step.size()), std::int64_t{1} << 20,
                      [&](std::int64_t begin, std::int64_t end) {
                        step.run(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
@@ -164,6 +182,7 @@ Task<bool> FusedModel::finish_state(bool averaged) {
 }
 
 void FusedModel::publish() {
+  const auto turn = trainer_->in_turn();  // it may be a thread of the pool that publishes
   const bool staged = upload_ && upload_->ready() && has_next();
   FusedReplica::publish();
   extras_.publish();
@@ -246,6 +265,7 @@ void FusedModel::look_at_state() {
   forget_next();
   extras_.forget();
   known_.look_at_state();
+  backend().follow_caller();
   copy_to_mirrors();
 }
 

@@ -78,6 +78,8 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   Task<void> drop_sums() override { return intake_.drop(); }
 
  private:
+  const std::vector<torch::Tensor>& trained() const { return mirrors_.empty() ? parameters_ : mirrors_; }
+  double local_factor(double scale) const;
   void hold_memory();
   bool is_as_described() const;
   Task<void> show_in_mirrors();

@@ -57,15 +57,24 @@ void GradScaler::stepped(bool finite, bool epoch_ended) {
 }
 
 void GradScaler::update() {
-  const bool found_inf = std::exchange(found_inf_, false), epoch_ended = std::exchange(epoch_ended_, false);
+  state_ = updated(std::exchange(found_inf_, false), std::exchange(epoch_ended_, false));
+}
+
+GradScalerState GradScaler::state_after_update(bool epoch_ended) const {
+  return updated(found_inf_ || (looked_at_ && !looked_finite_), epoch_ended_ || epoch_ended);
+}
+
+GradScalerState GradScaler::updated(bool found_inf, bool epoch_ended) const {
+  GradScalerState state = state_;
   if (found_inf) {
-    state_.scale = std::max<double>(state_.scale * state_.backoff_factor, std::numeric_limits<float>::min());
-    state_.growth_tracker = 0;
-  } else if (epoch_ended && ++state_.growth_tracker >= state_.growth_interval) {
-    state_.growth_tracker = 0;
-    const double grown = state_.scale * state_.growth_factor;
-    if (grown <= std::numeric_limits<float>::max()) state_.scale = grown;
+    state.scale = std::max<double>(state.scale * state.backoff_factor, std::numeric_limits<float>::min());
+    state.growth_tracker = 0;
+  } else if (epoch_ended && ++state.growth_tracker >= state.growth_interval) {
+    state.growth_tracker = 0;
+    const double grown = state.scale * state.growth_factor;
+    if (grown <= std::numeric_limits<float>::max()) state.scale = grown;
   }
+  return state;
 }
 
 }  // namespace cohive

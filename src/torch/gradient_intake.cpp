@@ -40,6 +40,13 @@ GradientSums::Gradient handed_over(torch::Tensor gradient, torch::Device device)
 
 }  // namespace
 
+void make_gradients_dense(const std::vector<torch::Tensor>& parameters) {
+  torch::NoGradGuard no_grad;
+  for (const auto& parameter : parameters)
+    if (auto& gradient = parameter.mutable_grad(); gradient.defined() && gradient.is_sparse())
+      gradient = gradient.to_dense();
+}
+
 GradientIntake::GradientIntake(GradientSums& sums, std::vector<torch::Tensor> parameters, torch::Device device,
                                std::shared_ptr<TrainerStream> trainer, bool reuse,
                                std::unique_ptr<GradientDownload> download)

@@ -11,6 +11,9 @@
 
 namespace cohive::libtorch {
 
+/// Makes gradients dense that are not, as those of an embedding with sparse gradients.
+void make_gradients_dense(const std::vector<torch::Tensor>& parameters);
+
 class GradientIntake {
  public:
   /// \param device  where the sums are

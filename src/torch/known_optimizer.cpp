@@ -13,6 +13,10 @@ namespace {
 
 namespace to = torch::optim;
 
+/// Of all statistics, sorted; "step" is no tensor.
+constexpr const char* kStatistics[] = {"exp_avg",         "exp_avg_sq", "grad_avg", "max_exp_avg_sq",
+                                       "momentum_buffer", "square_avg", "step",     "sum"};
+
 template <class Options>
 optim::Options moments(const Options& o) {
   const auto [beta1, beta2] = o.betas();
@@ -190,8 +194,7 @@ NamedStatistics statistics_of(to::Optimizer& optimizer, const torch::Tensor& par
   NamedStatistics result;
   auto* state = state_of(optimizer, parameter);
   if (!state) return result;
-  for (const char* name :
-       {"exp_avg", "exp_avg_sq", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "square_avg", "step", "sum"}) {
+  for (const char* name : kStatistics) {
     if (std::string_view(name) == "step") {
       with_state(state, [&](auto&, const std::int64_t* steps) {
         if (steps) result.emplace_back(name, torch::tensor(static_cast<float>(*steps)));
@@ -228,6 +231,13 @@ torch::Tensor initial_statistic(to::OptimizerOptions& options, const torch::Tens
   const auto fields = optim::state_fields(*translate(options));
   const auto field = std::ranges::find(fields, name, &optim::StateField::name);
   return torch::full({}, field->initial, parameter.options().requires_grad(false)).expand(parameter.sizes());
+}
+
+void move_statistics_to_parameters(to::Optimizer& optimizer) {
+  for (const auto& parameter : parameters_of(optimizer))
+    for (const char* name : kStatistics)
+      if (auto* tensor = field(state_of(optimizer, parameter), name); tensor && tensor->defined())
+        *tensor = tensor->to(parameter.device());
 }
 
 void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double steps) {

@@ -54,6 +54,8 @@ torch::Tensor made_statistic(torch::optim::Optimizer& optimizer, torch::optim::O
 /// Returns what one of these statistics is before the first step, without making it in the optimizer.
 torch::Tensor initial_statistic(torch::optim::OptimizerOptions& options, const torch::Tensor& parameter,
                                 const std::string& name);
+/// Moves what an optimizer keeps of each parameter to the parameter's device.
+void move_statistics_to_parameters(torch::optim::Optimizer& optimizer);
 /// Sets the number of steps that a parameter has taken: the nearest one that makes sense.
 void set_steps(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, double steps);
 /// Replaces what an optimizer keeps of a parameter by values under the names that statistics_kept returned.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "cohive/torch/local_group.hpp"
+#include "gradient_intake.hpp"
 
 namespace cohive {
 namespace {
@@ -67,6 +68,7 @@ void LocalOptimizer::Impl::check_same_model() {
 }
 
 void LocalOptimizer::Impl::collect(double samples) {
+  libtorch::make_gradients_dense(parameters);
   std::int64_t at = 0;
   std::vector<float> counts;
   for (auto& parameter : parameters) {

@@ -44,6 +44,7 @@ struct Optimizer::Impl {
   torch::optim::Optimizer* optimizer = nullptr;
   std::vector<torch::Tensor> stepped;  // in its groups
   libtorch::DescribedTensors described;
+  std::shared_ptr<libtorch::TrainerStream> stream;  // of the trainer
   std::unique_ptr<torch::optim::LRScheduler> scheduler;
   libtorch::TorchReplica* model = nullptr;  // the trainer's
   std::unique_ptr<train::Trainer> trainer;
@@ -69,11 +70,11 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
   described.add("parameter", tensors);
   if (made) described.add("the optimizer's parameter", stepped);
   const auto extra_tensors = extras.extra_tensors;
-  auto stream = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
+  stream = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
   stream->note();
   const auto make = [&](Runtime& runtime, train::TrainerThread&) {
-    std::shared_ptr<libtorch::TorchReplica> replica = libtorch::make_replica(
-        runtime, {std::move(tensors), of, scheduler.get(), std::move(extras), std::move(stream)}, given);
+    std::shared_ptr<libtorch::TorchReplica> replica =
+        libtorch::make_replica(runtime, {std::move(tensors), of, scheduler.get(), std::move(extras), stream}, given);
     model = replica.get();
     return std::shared_ptr<train::Replica>(replica, &model->replica());
   };
@@ -215,6 +216,7 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
                                 ", to which no run comes");
   impl_->use_model().settle();
   const auto write = [this, &archive] {
+    const auto turn = impl_->stream->in_turn();
     libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);
     impl_->model->look_at_state();
   };

@@ -83,6 +83,7 @@ void load_training(torch::serialize::InputArchive& archive, torch::optim::Optimi
     archive.read(kOptimizer, inner);
     optimizer.load(inner);
     check_statistics(optimizer);
+    move_statistics_to_parameters(optimizer);  // which may have been on another device when it was saved
     values = read_masters(archive, masters);
   } catch (const c10::Error& error) {
     refuse("the archive does not fit the optimizer: " + std::string(error.what_without_backtrace()));

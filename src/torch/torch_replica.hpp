@@ -31,7 +31,8 @@ class TorchReplica {
   /// Notes what the trainer has given its device to do. Its thread calls it before parameters may be written: by
   /// itself, or by the loop while it waits.
   virtual void sync_with_caller_stream() {}
-  /// Bounds the norm of averaged gradients; 0: no bound. The loop's thread.
+  /// Bounds the norm of averaged gradients, or of those that step_locally() takes; 0: no bound. The loop's thread,
+  /// while no step is made.
   virtual void clip_grad_norm(double max_norm) = 0;
   /// Returns the optimizer's own copies of the parameters; none where it steps those of the trainer.
   virtual std::vector<torch::Tensor> masters() { return {}; }

@@ -6,6 +6,7 @@
 #include "all_clients.hpp"
 #include "checkpoints.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/trace.hpp"
 #include "run_report.hpp"
 
@@ -210,7 +211,11 @@ Task<void> Run::Impl::close() {
   // Beside the rest: a swarm that cannot be reached takes all of the time and the rounds still end in order.
   Nursery goodbye(run.runtime, "goodbye");
   goodbye.spawn(run.tracker.close(limit), "withdraw the report");
-  (void)co_await within(run.runtime, limit, rounds.abandon(), "rounds to be left");
+  try {
+    (void)co_await within(run.runtime, limit, rounds.abandon(), "rounds to be left");
+  } catch (const std::exception& error) {  // of the model: the others of a group do without its share
+    log::error("train", "leaving rounds that had begun failed: {}", log::quoted(error.what()));
+  }
   for (const auto& scheduled : run.exchanges) co_await scheduled->averager().drain(limit);
   for (const auto& scheduled : run.exchanges) goodbye.spawn(scheduled->averager().leave(limit), "leave");
   co_await checkpoints.drain(limit);

@@ -9,6 +9,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "train/detail/membership.hpp"
 
@@ -189,7 +190,11 @@ void Trainer::Impl::close() {
     thread.run_until([this] { return left->ended->load(); });
     left.reset();
   }
-  membership.call([this] { return run->close(); });
+  try {
+    membership.call([this] { return run->close(); });
+  } catch (const std::exception& error) {  // a caller could not do more about it, and a destructor less
+    log::error("train", "leaving the run failed: {}", log::quoted(error.what()));
+  }
 }
 
 Trainer::Trainer(Swarm& swarm, RunOptions options, const MakeReplica& make)

@@ -81,6 +81,25 @@ TEST(CAverager, LeavesTheMemoryAloneAfterARoundThatIsCancelled) {
   EXPECT_EQ(cohive_averager_share(averager.handle, 1, 0), COHIVE_CLOSED);
 }
 
+TEST(CAverager, OneThatIsFreedMeanwhileStillTellsOthersThatItLeaves) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  AveragerOwner ours(first.handle, {4}, 1), theirs(second.handle, {4}, 2);
+  cohive_round *our_round = nullptr, *their_round = nullptr;
+  TicketOwner our_end, their_end, closed;
+  ASSERT_EQ(cohive_averager_begin(ours.handle, nullptr, 0, nullptr, &our_round, &our_end.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_averager_begin(theirs.handle, nullptr, 0, nullptr, &their_round, &their_end.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_round_trigger(our_round, 1.0), COHIVE_OK);
+  ASSERT_EQ(cohive_round_trigger(their_round, 1.0), COHIVE_OK);
+  ASSERT_EQ(cohive_ticket_wait(our_end.handle, kLong), COHIVE_OK) << cohive_last_error();
+  ASSERT_EQ(cohive_averager_close(ours.handle, 5.0, &closed.handle), COHIVE_OK);
+  EXPECT_EQ(cohive_averager_set_group_bits(ours.handle, "01"), COHIVE_CLOSED) << "it would make another averager";
+  cohive_averager_free(std::exchange(ours.handle, nullptr));
+  EXPECT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(cohive_ticket_wait(their_end.handle, kLong), COHIVE_OK) << cohive_last_error();
+  cohive_round_free(our_round);
+  cohive_round_free(their_round);
+}
+
 TEST(CAverager, HandsOverAStateThatItsProgramGives) {
   SwarmOwner first(kAlone), second(joining(first.address()));
   AveragerOwner donor(first.handle, {2}, 41), newcomer(second.handle, {2}, 42);
@@ -132,6 +151,7 @@ TEST(CAverager, RefusesWhatCannotBeMeant) {
   refused(kQuick, described(huge), 1, "2^40");
   refused(R"({"prefix": "a.b"})", described(shape), 1, "prefix");
   refused(R"({"prefix": "run", "mode": "spectator"})", described(shape), 1, "spectator");
+  refused(R"({"prefix": "run", "min_compression_ratio": 0.5})", described(shape), 1, "averager_rank");
   refused(R"({"prefix": "run", "min_group_sise": 2})", described(shape), 1, "did you mean min_group_size?");
 }
 

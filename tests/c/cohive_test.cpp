@@ -228,6 +228,39 @@ std::size_t open_sockets() {
   return count;
 }
 
+TEST(C, LeavesNothingBehindWhenAnyTicketOfItsEndHasEnded) {
+  const std::size_t before = open_sockets();
+  cohive_swarm* swarm = nullptr;
+  TicketOwner joined, first, second;
+  ASSERT_EQ(cohive_swarm_open(kAlone, nullptr, 0, &swarm, &joined.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_ticket_wait(joined.handle, kLong), COHIVE_OK);
+  EXPECT_GT(open_sockets(), before);
+  ASSERT_EQ(cohive_swarm_close(swarm, &first.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_swarm_close(swarm, &second.handle), COHIVE_OK);
+  while (cohive_ticket_wait(first.handle, 0) == COHIVE_PENDING &&
+         cohive_ticket_wait(second.handle, 0) == COHIVE_PENDING)
+    std::this_thread::yield();
+  EXPECT_LE(open_sockets(), before);
+  EXPECT_EQ(cohive_ticket_wait(first.handle, kLong), COHIVE_OK);
+  EXPECT_EQ(cohive_ticket_wait(second.handle, kLong), COHIVE_OK);
+  cohive_swarm_free(swarm);
+}
+
+TEST(C, ATrackerThatIsFreedMeanwhileStillSaysGoodbye) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  cohive_tracker* tracker = nullptr;
+  ASSERT_EQ(cohive_tracker_open(second.handle, R"({"run_id": "run", "target_batch_size": 8})", &tracker), COHIVE_OK);
+  ASSERT_EQ(cohive_tracker_report(tracker, 0, 4), COHIVE_OK);
+  TicketOwner closed, again;
+  cohive_bytes progress{};
+  ASSERT_EQ(cohive_tracker_close(tracker, &closed.handle), COHIVE_OK);
+  EXPECT_EQ(cohive_tracker_snapshot(tracker, &progress), COHIVE_CLOSED);
+  ASSERT_EQ(cohive_tracker_close(tracker, &again.handle), COHIVE_OK);
+  cohive_tracker_free(tracker);
+  EXPECT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(cohive_ticket_wait(again.handle, kLong), COHIVE_CLOSED);
+}
+
 TEST(C, LeavesAForkedChildNoSocketAndADeadHandle) {
   if (cohive::kSanitized) GTEST_SKIP() << "sanitizers do not follow threads that begin after a fork";
   const std::size_t before = open_sockets();

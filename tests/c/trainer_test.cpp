@@ -149,7 +149,7 @@ TEST_P(CTrainer, GoesOnAfterSumsThatWereNotHandedOver) {
   model.is_lost = true;
   model.add(1, 16);
   const float* none[] = {nullptr};
-  EXPECT_NE(cohive_trainer_step(trainer.handle, none, 16, 1, nullptr), COHIVE_OK);
+  EXPECT_EQ(cohive_trainer_step(trainer.handle, none, 16, 1, nullptr), COHIVE_CANCELLED);
   EXPECT_THAT(cohive_last_error(), HasSubstr("hand over"));
   model.is_lost = false;
   model.add(1, 16);
@@ -186,7 +186,7 @@ TEST(CTrainerFaults, AStepThatFailsIsTheErrorOfItsCall) {
   model.fails = true;
   const std::vector<float> gradients(4, 1.0f);
   const float* pointers[] = {gradients.data()};
-  EXPECT_NE(cohive_trainer_step(trainer.handle, pointers, 16, 1, nullptr), COHIVE_OK);
+  EXPECT_EQ(cohive_trainer_step(trainer.handle, pointers, 16, 1, nullptr), COHIVE_CANCELLED);
   EXPECT_THAT(cohive_last_error(), HasSubstr("optimizer has failed to step"));
   EXPECT_THAT(model.values, Each(1.0f));
   model.fails = false;
@@ -205,6 +205,67 @@ TEST(CTrainerFaults, TheEndOfASwarmIsThatOfItsTrainers) {
   const float* pointers[] = {gradients.data()};
   EXPECT_EQ(cohive_trainer_step(trainer.handle, pointers, 16, 1, nullptr), COHIVE_CLOSED);
   EXPECT_EQ(cohive_trainer_close(trainer.handle), COHIVE_OK) << "nothing is left to do";
+}
+
+TEST(CTrainerFaults, EndsOnceWhoeverEndsIt) {
+  for (int round = 0; round < 5; ++round) {
+    SwarmOwner swarm(kAlone);
+    Model model(1);
+    TrainerOwner trainer(swarm.handle, model);
+    (void)trainer.step(1, 8);
+    TicketOwner closed;
+    ASSERT_EQ(cohive_swarm_close(swarm.handle, &closed.handle), COHIVE_OK);
+    {
+      std::vector<std::jthread> closers;
+      for (int i = 0; i < 4; ++i)
+        closers.emplace_back(
+            [&] { EXPECT_EQ(cohive_trainer_close(trainer.handle), COHIVE_OK) << cohive_last_error(); });
+    }
+    model.values.assign(4, 7.0f);  // nothing uses the memory any more
+    EXPECT_EQ(cohive_ticket_wait(closed.handle, kLong), COHIVE_OK);
+    EXPECT_THAT(model.values, Each(7.0f));
+  }
+}
+
+/// A trainer whose batches add up in one buffer.
+struct AddingInPlace {
+  explicit AddingInPlace(cohive_swarm* swarm) : trainer(swarm, model, R"(, "reuse_grad_buffers": true)") {}
+  std::int32_t step(float gradient, double scale = 1, cohive_step_report* report = nullptr) {
+    for (auto& value : sum) value += gradient * static_cast<float>(scale);
+    const float* pointers[] = {sum.data()};
+    return cohive_trainer_step(trainer.handle, pointers, 8, scale, report);
+  }
+  Model model{1};
+  std::vector<float> sum = std::vector<float>(4);
+  TrainerOwner trainer;
+};
+
+TEST(CTrainerReuse, OneScaleIsThatOfAllBatchesOfAnEpoch) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(1, 4), COHIVE_OK) << cohive_last_error();
+  const auto before = adding.sum;
+  EXPECT_EQ(adding.step(1, 2), COHIVE_INVALID_ARGUMENT);
+  EXPECT_THAT(cohive_last_error(), HasSubstr("one loss scale"));
+  adding.sum = before;
+  cohive_step_report report{};
+  ASSERT_EQ(adding.step(3, 4, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_EQ(report.cleared, 1);
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f)));
+  EXPECT_EQ(adding.step(1, 2), COHIVE_OK) << "another epoch, another scale";
+}
+
+TEST(CTrainerReuse, AStateThatIsTakenOverInTheMiddleOfAnEpochClearsTheBuffers) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(100), COHIVE_OK) << cohive_last_error();
+  ASSERT_EQ(cohive_trainer_restore(adding.trainer.handle, 5), COHIVE_OK) << cohive_last_error();
+  EXPECT_THAT(adding.sum, Each(0.0f));
+  ASSERT_EQ(adding.step(1), COHIVE_OK) << cohive_last_error();
+  EXPECT_THAT(adding.sum, Each(1.0f)) << "the epoch goes on";
+  ASSERT_EQ(adding.step(3), COHIVE_OK) << cohive_last_error();
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f)));
 }
 
 TEST(CTrainerFaults, ACallThatWaitsEndsWhenItIsInterrupted) {
@@ -236,6 +297,10 @@ TEST(CTrainerFaults, WhatCannotBeMeantGetsASentence) {
   EXPECT_THAT(opened(options_of(R"(, "grad_codecs": ["FLOAT17"])")), HasSubstr("FLOAT17 is no codec"));
   EXPECT_THAT(opened(options_of(R"(, "auxiliary": true, "use_local_updates": true)")), HasSubstr("auxiliary"));
   EXPECT_THAT(opened(options_of(R"(, "averager_rank": 0)")), HasSubstr("averager_rank"));
+  EXPECT_THAT(opened(options_of(R"(, "min_compression_ratio": 0.5)")), HasSubstr("averager_rank"));
+  EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "averager_rank": 4)")), HasSubstr("averager_rank"));
+  EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "clip_grad_norm": 1.0)")),
+              HasSubstr("clip those of each batch"));
   EXPECT_THAT(opened(options_of(R"(, "outer_lr": 0.7)")), HasSubstr("set use_local_updates"));
   EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_momentum": 0.5)")), HasSubstr("with outer_lr"));
   EXPECT_THAT(opened(options_of(R"(, "use_local_updates": true, "outer_lr": 0.7, "outer_fragments": 65)")),

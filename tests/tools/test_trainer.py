@@ -181,6 +181,34 @@ class TrainerSettings(TrainerTest):
         self.refused("COHIVE_TRAIN_NO_SUCH", *text, env={"COHIVE_TRAIN_NO_SUCH": "1"})
         self.refused("--batch-size", *text, env={"COHIVE_TRAIN_BATCH_SIZE": "many"})
 
+    def test_flags_that_nothing_would_look_at(self):
+        model = ["--model", "cnn"]
+        for flag, value, goes_with in (
+                ("--momentum", "0.9", ["--optimizer", "sgd"]),
+                ("--lr-gamma", "0.9", ["--lr-schedule", "exponential"]),
+                ("--lr-least", "0.1", ["--lr-schedule", "cosine", "--max-epochs", "9"]),
+                ("--schedule-epochs", "9", ["--lr-schedule", "one-cycle"]),
+                ("--trim", "0.3", ["--aggregation", "trimmed-mean"]),
+                ("--clip-radius", "2", ["--aggregation", "centered-clip"]), ("--clip-iterations", "3", ["--aggregation", "centered-clip"]),
+                ("--clip-factor", "2", ["--local-steps", "--agreed-compression", "sparse2"]),
+                ("--density", "0.1", ["--agreed-compression", "top_k"]), ("--min-compression-ratio", "0.3", ["--averager-rank", "4"])):
+            self.refused(f"{flag} goes with ", *model, flag, value)
+            with self.subTest(flag=flag, goes_with=goes_with):
+                self.dry_run(*model, flag, value, *goes_with)
+        self.refused("--density goes with ", *model, "--density", "0.1", "--agreed-compression", "block4")
+        self.refused("--momentum goes with --optimizer sgd or muon", *model, "--config", self.file("momentum.toml", b"momentum = 0.5\n"))
+        self.refused("--lr-least goes with --lr-schedule linear or cosine", *model, env={"COHIVE_TRAIN_LR_LEAST": "0.1"})
+
+    def test_no_gradients_are_averaged_with_local_updates(self):
+        local = ["--model", "cnn", "--use-local-updates"]
+        for flag, *values in (("--averager-rank", "4"), ("--agreed-compression", "block4"), ("--grad-compression", "float16"),
+                              ("--clip-radius", "2", "--aggregation", "centered-clip")):
+            self.refused(f"{flag} is about gradients", *local, flag, *values)
+        self.refused("--grad-compression is about gradients", *local, "--fp16")
+        for flags in (["--aggregation", "centered-clip"], ["--clip-grad-norm", "1"]):
+            self.dry_run(*local, *flags)
+        self.dry_run("--model", "cnn", "--local-steps", "--agreed-compression", "block4", "--clip-grad-norm", "1")
+
     def test_a_dry_run_reads_and_joins_nothing_else(self):
         result = run("cohive-train", "--dry-run", "--text", self.text, "--initial-peers", f"/ip4/127.0.0.1/tcp/1/p2p/{NOBODY}")
         self.assertEqual(result.returncode, 0, result.stderr)
@@ -262,6 +290,31 @@ class Trainer(TrainerTest):
                 if precision == "float16":
                     self.assertIn(str(int(summary["loss_scale"])).encode(), newest)
         self.refused("--mixed-precision", "--text", self.text, "--mixed-precision", "float8")
+
+    def test_checkpoints_keep_the_scale_that_the_next_batch_has(self):
+        folder = self.folder.name + "/checkpoints"
+        result = run("cohive-train", *self.small, "--target-batch-size", "64", "--mixed-precision", "float16", "--seed", "1",
+                     "--no-delay-state-averaging", "--checkpoint-dir", folder, "--checkpoint-every", "1epochs", "--max-epochs", "6")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        grown = {}
+        for path in Path(folder).glob("*.safetensors"):
+            written = path.read_bytes()
+            strings = json.loads(written[8:8 + struct.unpack("<Q", written[:8])[0]])["__metadata__"]
+            grown[int(path.stem.partition("-")[2])] = int(strings["user.loss_scale_growth"])
+        first, last = min(grown), max(grown)  # the last one is written after the update that follows its step
+        self.assertLess(first, last)
+        self.assertEqual(grown[last] - grown[first], last - first, grown)
+
+    def test_a_loss_that_is_no_number_is_left_out_of_the_mean(self):
+        summary = self.folder.name + "/summary.json"
+        # One step of this length, and half precision has no number for what the network says.
+        result = run("cohive-train", *self.small, "--target-batch-size", "256", "--seconds", "5", "--mixed-precision", "float16",
+                     "--optimizer", "sgd", "--learning-rate", "1e6", "--summary", summary)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("the loss of a batch is ", result.stderr)
+        written = json.loads(Path(summary).read_text())
+        self.assertIsInstance(written["loss_end"], float)
+        self.assertIsInstance(written["loss_start"], float)
 
     def test_ranks_of_one_machine_are_one_peer(self):
         save, summary, folder = (f"{self.folder.name}/{name}" for name in ("params", "summary.json", "checkpoints"))

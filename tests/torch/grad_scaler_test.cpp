@@ -106,6 +106,20 @@ TEST(GradScaler, UnscaleOnlyLooksAtGradients) {
   EXPECT_FALSE(trainer.weight.grad().defined()) << "the batch is gone";
 }
 
+TEST(GradScaler, TellsInsideOfAStepWhatTheUpdateAfterItWillMake) {
+  ScalingTrainer trainer(epochs_of_three_batches(), torch::kFloat32, {.init_scale = 8, .growth_interval = 1});
+  EXPECT_EQ(trainer.scaler.state_after_update(false).scale, 8);
+  EXPECT_EQ(trainer.scaler.state_after_update(true).scale, 16);
+  EXPECT_EQ(trainer.scaler.get_scale(), 8) << "nothing has changed";
+  trainer.scaler.scale((trainer.weight * kInfinity).sum()).backward();
+  EXPECT_FALSE(trainer.scaler.unscale_(trainer.optimizer));
+  EXPECT_EQ(trainer.scaler.state_after_update(true).scale, 4) << "an overflow goes before the end of an epoch";
+  trainer.scaler.step(trainer.optimizer, kBatch);
+  EXPECT_EQ(trainer.scaler.state_after_update(false).scale, 4);
+  trainer.scaler.update();
+  EXPECT_EQ(trainer.scaler.get_scale(), 4);
+}
+
 TEST(GradScaler, ItsStateGoesOn) {
   GradScaler first({.init_scale = 8, .growth_interval = 5}), second;
   second.load_state_dict(first.state_dict());

@@ -115,6 +115,32 @@ TEST_F(LocalRanks, LeaveAParameterWithoutGradientsAlone) {
   EXPECT_EQ(first[2][0].item<float>(), 1) << "no weight decay";
 }
 
+TEST_F(LocalRanks, AddSparseGradientsOfEmbeddings) {
+  const auto train = [&](std::size_t number) {
+    LocalGroup group(rank(number, 2));
+    auto weight = torch::zeros({4, 2}).requires_grad_();
+    std::optional<Swarm> swarm;
+    std::optional<torch::optim::SGD> sgd;
+    std::optional<Optimizer> optimizer;
+    if (group.leads()) {
+      swarm.emplace(alone());
+      sgd.emplace(std::vector{weight}, torch::optim::SGDOptions(1.0));
+      auto options = epochs_of_three_batches();
+      options.target_batch_size = 2 * kBatch;
+      optimizer.emplace(*swarm, *sgd, options);
+    }
+    LocalOptimizer node(group, optimizer ? &*optimizer : nullptr, {weight});
+    const auto row = torch::tensor({static_cast<std::int64_t>(number)});
+    torch::embedding(weight, row, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, /*sparse=*/true).sum().backward();
+    node.step(kBatch);
+    return weight.detach().sum(1);
+  };
+  auto second = std::async(std::launch::async, train, 1);
+  const auto expected = torch::tensor({-1.f, -1.f, 0.f, 0.f});
+  EXPECT_TRUE(torch::equal(train(0), expected));
+  EXPECT_TRUE(torch::equal(second.get(), expected));
+}
+
 TEST_F(LocalRanks, OfTwoProcessesEndWithEqualParameters) {
   const pid_t child = ::fork();  // before there are threads
   ASSERT_GE(child, 0);

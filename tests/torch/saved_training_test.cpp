@@ -8,6 +8,8 @@
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/optimizer.hpp"
 #include "cohive/torch/schedules.hpp"
+#include "torch/known_optimizer.hpp"
+#include "torch/saved_training.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -90,6 +92,30 @@ TEST(SavedTraining, GoesOnAsIfItHadNotEnded) {
     EXPECT_TRUE(torch::equal(first.weight, second.weight)) << first.weight << second.weight;
     EXPECT_EQ(second.optimizer.local_epoch(), 5u);
   }
+}
+
+/// The "meta" device is one that every machine has beside the host.
+TEST(SavedTraining, StatisticsGoToTheDeviceOfTheirParameter) {
+  auto trained = torch::ones({4}).requires_grad_();
+  torch::optim::Adam before({trained}, torch::optim::AdamOptions(0.1));
+  trained.sum().backward();
+  before.step();
+  std::ostringstream out;
+  {
+    torch::serialize::OutputArchive archive;
+    libtorch::save_training(archive, before, 3, {});
+    archive.save_to(out);
+  }
+  auto elsewhere = torch::ones({4}, torch::kMeta).requires_grad_();
+  torch::optim::Adam after({elsewhere}, torch::optim::AdamOptions(0.1));
+  std::istringstream in(out.str());
+  torch::serialize::InputArchive archive;
+  archive.load_from(in);
+  libtorch::load_training(archive, after, {}, false);
+  const auto statistics = libtorch::statistics_of(after, elsewhere);
+  ASSERT_EQ(statistics.size(), 3u);
+  for (const auto& [name, value] : statistics)
+    if (name != "step") EXPECT_EQ(value.device().type(), torch::kMeta) << name;
 }
 
 TEST(SavedTraining, LearningRatesFollowTheSchedule) {

@@ -188,13 +188,12 @@ void add_compression_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--aggregation", o.aggregation,
                  "how this peer averages its parts (default mean, with sparse2 mean-of-senders)")
       ->check(CLI::IsMember({"mean", "mean-of-senders", "trimmed-mean", "centered-clip", "clipped-mean"}));
-  app.add_option("--trim", o.trimmed_mean.fraction,
+  app.add_option("--trim", o.trim,
                  "the share left out at each end by trimmed-mean, and for parameters by centered-clip (default 0.2)")
       ->transform(real(0.001, 0.499));
-  app.add_option("--clip-radius", o.centered_clip.radius, "of centered-clip, for gradients (default 1)")
+  app.add_option("--clip-radius", o.clip_radius, "of centered-clip, for gradients (default 1)")
       ->transform(real(1e-12, 1e12));
-  app.add_option("--clip-iterations", o.centered_clip.iterations, "of centered-clip (default 5)")
-      ->transform(whole(1, 100));
+  app.add_option("--clip-iterations", o.clip_iterations, "of centered-clip (default 5)")->transform(whole(1, 100));
   app.add_option("--clip-factor", o.clip_factor,
                  "clipped-mean and mean-of-senders: how many times the median norm of a part the norm of one may be "
                  "(default 3, and of mean-of-senders no bound)")
@@ -267,7 +266,8 @@ void add_optimizer_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--adamw-learning-rate", o.adamw_learning_rate, "of muon: of what it steps by AdamW (default 0.001)")
       ->transform(real(1e-30, 1e6));
   app.add_option("--momentum", o.given_momentum, "of sgd (default 0.9) and muon (default 0.95)")->transform(real(0, 1));
-  app.add_option("--clip-grad-norm", o.clip_grad_norm, "bound of the norm of the averaged gradients; 0: none")
+  app.add_option("--clip-grad-norm", o.clip_grad_norm,
+                 "bound of the norm of the averaged gradients, or with local steps of those of each batch; 0: none")
       ->transform(real(0, 1e30));
   app.add_option("--lr-schedule", o.lr_schedule,
                  "constant, exponential, linear, cosine or one-cycle, by epochs (default constant)")
@@ -390,7 +390,7 @@ namespace {
 
 /// The schedule that the flags say together; null: the learning rate stays.
 EpochFactor schedule_of(const TrainOptions& o) {
-  const std::uint64_t epochs = o.schedule_epochs > 0 ? o.schedule_epochs : o.max_epochs;
+  const std::uint64_t epochs = o.schedule_epochs.value_or(o.max_epochs);
   const bool ends = o.lr_schedule != "constant" && o.lr_schedule != "exponential";
   if (ends && epochs == 0)
     throw Exit{kBadInput, "--lr-schedule " + o.lr_schedule + " needs --schedule-epochs, or --max-epochs"};
@@ -402,9 +402,9 @@ EpochFactor schedule_of(const TrainOptions& o) {
     return one_cycle(epochs);
   }
   EpochFactor after;
-  if (o.lr_schedule == "exponential") after = exponential(o.lr_gamma);
-  if (o.lr_schedule == "linear") after = linear(epochs - o.warmup_epochs, o.lr_least);
-  if (o.lr_schedule == "cosine") after = cosine(epochs - o.warmup_epochs, o.lr_least);
+  if (o.lr_schedule == "exponential") after = exponential(o.lr_gamma.value_or(0.999));
+  if (o.lr_schedule == "linear") after = linear(epochs - o.warmup_epochs, o.lr_least.value_or(0));
+  if (o.lr_schedule == "cosine") after = cosine(epochs - o.warmup_epochs, o.lr_least.value_or(0));
   return o.warmup_epochs > 0 ? linear_warmup(o.warmup_epochs, std::move(after)) : after;
 }
 
@@ -420,6 +420,46 @@ void complete_algorithm(TrainOptions& o) {
     throw Exit{kBadInput, "--momentum of muon must be above 0 and below 1"};
   o.learning_rate = o.given_learning_rate.value_or(muon ? 0.02 : 1e-3);
   o.momentum = o.given_momentum.value_or(muon ? 0.95 : 0.9);
+}
+
+/// A flag that nothing would look at is a mistake of the user.
+void refuse_idle_flags(const TrainOptions& o) {
+  struct Flag {
+    const char* name;
+    bool given;
+  };
+  using Flags = std::initializer_list<Flag>;
+  const auto refuse = [](Flags flags, const std::string& why) {
+    for (const auto& [name, given] : flags)
+      if (given) throw Exit{kBadInput, std::string(name) + " " + why};
+  };
+  const auto goes_with = [&](const std::string& option, const std::string& value, std::vector<std::string> wanted,
+                             Flags flags) {
+    if (std::ranges::find(wanted, value) != wanted.end()) return;
+    std::string values = wanted.front();
+    for (std::size_t i = 1; i < wanted.size(); ++i) values += (i + 1 < wanted.size() ? ", " : " or ") + wanted[i];
+    refuse(flags, "goes with " + option + " " + values);
+  };
+  goes_with("--optimizer", o.algorithm, {"sgd", "muon"}, {{"--momentum", o.given_momentum.has_value()}});
+  goes_with("--lr-schedule", o.lr_schedule, {"exponential"}, {{"--lr-gamma", o.lr_gamma.has_value()}});
+  goes_with("--lr-schedule", o.lr_schedule, {"linear", "cosine"}, {{"--lr-least", o.lr_least.has_value()}});
+  goes_with("--lr-schedule", o.lr_schedule, {"linear", "cosine", "one-cycle"},
+            {{"--schedule-epochs", o.schedule_epochs.has_value()}});
+  goes_with("--aggregation", o.aggregation, {"trimmed-mean", "centered-clip"}, {{"--trim", o.trim.has_value()}});
+  goes_with("--aggregation", o.aggregation, {"centered-clip"},
+            {{"--clip-radius", o.clip_radius.has_value()}, {"--clip-iterations", o.clip_iterations.has_value()}});
+  goes_with("--aggregation", o.aggregation, {"clipped-mean", "mean-of-senders"},
+            {{"--clip-factor", o.clip_factor.has_value()}});
+  goes_with("--agreed-compression", o.agreed_compression, {"top_k", "sparse2"}, {{"--density", o.density.has_value()}});
+  if (o.averager_rank == 0)
+    refuse({{"--min-compression-ratio", o.min_compression_ratio.has_value()}}, "goes with --averager-rank");
+  if (o.optimizer.use_local_updates && !o.local_steps)
+    refuse({{"--averager-rank", o.averager_rank > 0},
+            {"--agreed-compression", !o.agreed_compression.empty()},
+            {"--grad-compression", o.grad_compression.has_value()},
+            {"--clip-radius", o.clip_radius.has_value()},
+            {"--clip-iterations", o.clip_iterations.has_value()}},
+           "is about gradients that are averaged, and with --use-local-updates none are");
 }
 
 /// What the flags leave open is fitted.
@@ -445,10 +485,16 @@ void complete(TrainOptions& o) {
   complete_algorithm(o);
   if (auto factor = schedule_of(o)) o.scheduler = schedule(std::move(factor));
   if (o.aggregation.empty()) o.aggregation = o.agreed_compression == "sparse2" ? "mean-of-senders" : "mean";
+  refuse_idle_flags(o);
+  averaging::TrimmedMean trimmed_mean;
+  trimmed_mean.fraction = o.trim.value_or(trimmed_mean.fraction);
+  averaging::CenteredClip centered_clip;
+  centered_clip.radius = o.clip_radius.value_or(centered_clip.radius);
+  centered_clip.iterations = o.clip_iterations.value_or(centered_clip.iterations);
   // A clip radius for gradients says nothing about parameters: those are averaged by a trimmed mean then.
-  if (o.aggregation == "trimmed-mean") run.grad_aggregation = run.state_aggregation = o.trimmed_mean;
-  if (o.aggregation == "centered-clip") run.state_aggregation = o.trimmed_mean;
-  if (o.aggregation == "centered-clip") run.grad_aggregation = o.centered_clip;
+  if (o.aggregation == "trimmed-mean") run.grad_aggregation = run.state_aggregation = trimmed_mean;
+  if (o.aggregation == "centered-clip") run.state_aggregation = trimmed_mean;
+  if (o.aggregation == "centered-clip") run.grad_aggregation = centered_clip;
   if (o.aggregation == "clipped-mean")
     run.grad_aggregation = run.state_aggregation =
         averaging::ClippedMean{o.clip_factor.value_or(averaging::ClippedMean().factor)};
@@ -461,7 +507,8 @@ void complete(TrainOptions& o) {
   }
   complete_local_steps(o);
   if (o.averager_rank > 0)
-    run.grad_averager_factory = train::power_sgd_averager({o.averager_rank, o.min_compression_ratio});
+    run.grad_averager_factory = train::power_sgd_averager(
+        {o.averager_rank, o.min_compression_ratio.value_or(averaging::PowerSgdOptions().min_compression_ratio)});
   run.client_mode = o.swarm.client_mode;
   if (run.checkpoints.resume && run.checkpoints.directory.empty())
     throw Exit{kBadInput, "--resume needs --checkpoint-dir"};

@@ -24,8 +24,9 @@ struct TrainOptions {
   double learning_rate = 1e-3, momentum = 0.9;  ///< of the algorithm, where they are not given
   double clip_grad_norm = 0;
   std::string lr_schedule = "constant";
-  std::uint64_t warmup_epochs = 0, schedule_epochs = 0;
-  double lr_gamma = 0.999, lr_least = 0;
+  std::uint64_t warmup_epochs = 0;
+  std::optional<std::uint64_t> schedule_epochs;
+  std::optional<double> lr_gamma, lr_least;
   SchedulerFn scheduler;  ///< what these say together
   ModelExtras extras;
   double seconds = 0, until = 0;
@@ -34,13 +35,12 @@ struct TrainOptions {
   std::string mixed_precision;  ///< float16, bfloat16, or none
   int threads = 1;
   std::string aggregation;  ///< empty: mean, and with sparse2 mean-of-senders
-  averaging::TrimmedMean trimmed_mean;
-  averaging::CenteredClip centered_clip;
-  std::optional<double> clip_factor;
+  std::optional<double> trim, clip_radius, clip_factor;
+  std::optional<int> clip_iterations;
   std::string agreed_compression;
   std::optional<double> density;
   std::size_t averager_rank = 0;  ///< of PowerSGD; 0: gradients are averaged as they are
-  double min_compression_ratio = 0.5;
+  std::optional<double> min_compression_ratio;
   bool local_steps = false;
   std::optional<bool> fit_my_link;                     ///< unset: with local steps, as far as no other option says it
   std::optional<std::int64_t> target_batch_size;       ///< unset: fitted, or that of the library

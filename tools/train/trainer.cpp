@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
 #include <sstream>
+#include <utility>
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
@@ -103,10 +105,12 @@ class Trainer {
   std::mt19937_64 random_;
   const End end_;
   std::vector<double> first_losses_;
-  double loss_ = 0;
+  double loss_ = 0;  ///< of batches whose loss is finite
+  bool told_of_loss_ = false;
   std::uint64_t batches_ = 0;
   bool failed_ = false;  ///< something that was tried at the end, or the data
   GradScaler scaler_;
+  std::optional<std::uint64_t> epoch_before_step_;  ///< while the scaler does not know of the step that goes on
   LocalGroup ranks_;
   std::uint64_t next_evaluation_;
   // Of rank 0.
@@ -182,8 +186,10 @@ checkpoint::Metadata Trainer::position() const {
   random << random_;
   checkpoint::Metadata strings{{"random", random.str()}, {"batches", std::to_string(batches_)}};
   if (!scaler_.is_enabled()) return strings;
-  strings.emplace("loss_scale", log::format("{}", scaler_.state_dict().scale));
-  strings.emplace("loss_scale_growth", std::to_string(scaler_.state_dict().growth_tracker));
+  const bool epoch_ended = epoch_before_step_ && optimizer_->local_epoch() > *epoch_before_step_;
+  const auto scale = scaler_.state_after_update(epoch_ended);
+  strings.emplace("loss_scale", log::format("{}", scale.scale));
+  strings.emplace("loss_scale_growth", std::to_string(scale.growth_tracker));
   return strings;
 }
 
@@ -258,8 +264,10 @@ StepReport Trainer::step(const torch::Tensor& loss) {
     return node_->step(options_.batch);
   }
   scaler_.scale(loss).backward();
+  epoch_before_step_ = optimizer_->local_epoch();
   const StepReport report = scaler_.step(*optimizer_, options_.batch);
   scaler_.update();
+  epoch_before_step_.reset();
   return report;
 }
 
@@ -270,10 +278,14 @@ torch::Tensor Trainer::batch_loss() {
 
 void Trainer::train_batch(const torch::Tensor& loss) {
   const double value = loss.item<double>();
-  if (first_losses_.size() < kFirstLosses) first_losses_.push_back(value);
-  loss_ = loss_ == 0 ? value : 0.95 * loss_ + 0.05 * value;
   ++batches_;
-  if (optimizer_) optimizer_->report_loss(loss_);
+  if (std::isfinite(value)) {  // half precision overflows now and then, and such a batch does not count
+    if (first_losses_.size() < kFirstLosses) first_losses_.push_back(value);
+    loss_ = loss_ == 0 ? value : 0.95 * loss_ + 0.05 * value;
+    if (optimizer_) optimizer_->report_loss(loss_);
+  } else if (!std::exchange(told_of_loss_, true)) {
+    log::warn("train", "the loss of a batch is {}: the loss that is shown is that of the other ones", value);
+  }
   const StepReport report = step(loss);
   if (!ranks_.leads()) return;
   if (report.loaded_state)

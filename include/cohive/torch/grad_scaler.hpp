@@ -59,6 +59,9 @@ class GradScaler {
   bool is_enabled() const noexcept { return options_.enabled; }
   /// Returns what load_state_dict() goes on from.
   const GradScalerState& state_dict() const noexcept { return state_; }
+  /// Returns what state_dict() will return after update(): for a checkpoint that is written inside of step().
+  /// \param epoch_ended  the step that goes on has ended an epoch
+  GradScalerState state_after_update(bool epoch_ended) const;
   /// Throws std::invalid_argument with a sentence for numbers out of range.
   void load_state_dict(const GradScalerState& state);
 
@@ -66,6 +69,7 @@ class GradScaler {
   friend class Optimizer;
   /// Takes note of a step of the optimizer.
   void stepped(bool finite, bool epoch_ended);
+  GradScalerState updated(bool found_inf, bool epoch_ended) const;
 
   GradScalerOptions options_;
   GradScalerState state_;

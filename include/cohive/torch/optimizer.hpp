@@ -120,7 +120,8 @@ class Optimizer {
   Result<std::filesystem::path> checkpoint_now();
   /// Returns what CheckpointOptions::strings returned for the checkpoint that was loaded; empty when none was.
   checkpoint::Metadata loaded_strings() const;
-  /// Bounds the norm of the averaged gradients of all parameters together; 0: no bound. Before step().
+  /// Bounds the norm of the averaged gradients of all parameters together, or with use_local_updates that of each
+  /// batch's, as DiLoCo does; 0: no bound. Before step().
   void clip_grad_norm(double max_norm);
   /// Shows the loss of a batch in the metrics of this peer as cohive_train_loss, and to monitors of the run unless
   /// RunOptions::share_loss is false.

@@ -80,13 +80,16 @@ def main() -> None:
         averaging_timeout=20.0,
     )
     goal = Goal(flags)
-    transformers.Trainer(
+    callback = CollaborativeCallback(optimizer)
+    trainer = transformers.Trainer(
         model=model,
         args=arguments,
         train_dataset=Counting(),
         optimizers=(optimizer, NoOpScheduler(optimizer)),
-        callbacks=[CollaborativeCallback(optimizer), UntilGoal(goal, optimizer)],
-    ).train()
+        callbacks=[callback, UntilGoal(goal, optimizer)],
+    )
+    callback.put_first(trainer)
+    trainer.train()
 
     optimizer.shutdown()
     dht.shutdown()

@@ -36,13 +36,38 @@ _POLL = 50  # milliseconds between two looks for a signal
 Check = Callable[[bytes, Optional[bytes], bytes, float], bool]
 
 
+def _given_level() -> str:
+    """The levels that the environment sets, such as "info" or "info,dht=off"."""
+    given = os.environ.get("COHIVE_LOG_LEVEL") or os.environ.get("HIVEMIND_LOGLEVEL") or ""
+    return given.lower().replace("warning", "warn").replace("critical", "error")
+
+
 def _level() -> str:
     """The least level that the library has to tell of."""
-    given = os.environ.get("COHIVE_LOG_LEVEL") or os.environ.get("HIVEMIND_LOGLEVEL")
-    if given:
-        return given.lower().replace("warning", "warn").replace("critical", "error")
     wanted = logging.getLogger("cohive").getEffectiveLevel()
-    return next((name for level, name in _NAMES if wanted <= level), "error")
+    return _given_level() or next((name for level, name in _NAMES if wanted <= level), "error")
+
+
+class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]
+    """Shows lines on stderr as long as the program has no handlers."""
+
+    def filter(self, record: logging.LogRecord) -> Any:
+        return not logging.getLogger().handlers and super().filter(record)
+
+
+def _set_loggers(given: str) -> None:
+    """Python's loggers let the levels that the environment sets through, unless the program has set levels of them."""
+    numbers = {**{name: level for level, name in _NAMES}, "off": logging.CRITICAL + 1}
+    for part in given.split(","):
+        module, _, level = part.strip().rpartition("=")
+        logger = logging.getLogger(f"cohive.{module}" if module else "cohive")
+        if logger.level == logging.NOTSET and level in numbers:
+            logger.setLevel(numbers[level])
+    logger = logging.getLogger("cohive")
+    if not logger.hasHandlers():
+        handler = _Fallback()
+        handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] [%(name)s] %(message)s"))
+        logger.addHandler(handler)
 
 
 class Worker:
@@ -136,6 +161,8 @@ class Hub:
             given, self._level = level, "info"
             check(lib.cohive_log_configure(b'{"to": "events"}'))
             logging.getLogger("cohive").warning("%r is no level of the log: using info", given)
+        elif level == _given_level():
+            _set_loggers(level)
 
     def _run(self) -> None:
         event = _native.Event()
@@ -244,20 +271,23 @@ class Ticket:
         return ctypes.string_at(content, size.value)
 
     def wait(self, timeout: Optional[float] = None) -> bytes:
-        """Blocks until it has ended. Signals are handled meanwhile: Ctrl+C gives it up and raises KeyboardInterrupt.
-        TimeoutError after `timeout` seconds; it goes on."""
+        """Blocks until it has ended. Signals are handled meanwhile: a handler that raises, as that of Ctrl+C does,
+        gives it up. TimeoutError after `timeout` seconds; it goes on."""
         limit = None if timeout is None else time.monotonic() + timeout
+        pending = True
         try:
-            while True:
+            while pending:
                 left = _POLL if limit is None else min(_POLL, max(0, int((limit - time.monotonic()) * 1000)))
-                if lib.cohive_ticket_wait(self.handle, left) != _native.PENDING:
-                    return self.take()
+                pending = lib.cohive_ticket_wait(self.handle, left) == _native.PENDING
                 if limit is not None and time.monotonic() >= limit:
-                    raise _native.TimedOut("not done in time")
-        except KeyboardInterrupt:
+                    break
+        except BaseException:
             self.cancel()
             lib.cohive_ticket_wait(self.handle, 500)  # it lets go of what it holds
             raise
+        if pending:
+            raise _native.TimedOut("not done in time")
+        return self.take()
 
     def future(
         self, convert: Callable[[bytes], Any], take: Optional[Callable[[Callable[["Ticket"], bytes]], bytes]] = None

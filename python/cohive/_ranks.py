@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Dict, Optional
 
+from . import as_hivemind
 from ._torch import torch
 from .distributed import refuse_parts, share_tensors
 
@@ -87,6 +88,9 @@ def make_ranks(package: str) -> type:
             if self._ranks is not None:
                 self._ranks._configure_launcher()
                 self._launcher = self._ranks._launcher
+                begin = getattr(self._launcher, "_call_children_scripts", None)
+                if begin is not None and as_hivemind.is_installed():
+                    self._launcher._call_children_scripts = as_hivemind.started_again()(begin)
 
         # ---- What they exchange
 

@@ -151,6 +151,7 @@ def make_strategy(package: str) -> type:
             self._opt: Optional[Any] = None
             self._saved_state: Optional[Dict[str, Any]] = None
             self._zero_grad: Optional[Callable[..., Any]] = None
+            self._fits = False  # what is torn down is a training, and no validation before one
             self._told_of_clipping = False
             self._reported: Optional[Tuple[Any, Any]] = None  # epoch and peers
             self._initial_peers = self._parse_peers(initial_peers)
@@ -202,14 +203,14 @@ def make_strategy(package: str) -> type:
 
         @property
         def root_device(self) -> Any:
-            one_of_us = isinstance(self.accelerator, (accelerators.CUDAAccelerator, accelerators.CPUAccelerator))
-            if self.several and one_of_us:
-                return self.parallel_devices[self.local_rank]
-            if isinstance(self.accelerator, accelerators.CUDAAccelerator):
-                return torch.device("cuda", torch.cuda.current_device())
             if isinstance(self.accelerator, accelerators.CPUAccelerator):
                 return torch.device("cpu")
-            raise refused(f"HivemindStrategy trains on processors and CUDA, not with {type(self.accelerator).__name__}")
+            if not isinstance(self.accelerator, accelerators.CUDAAccelerator):
+                name = type(self.accelerator).__name__
+                raise refused(f"HivemindStrategy trains on processors and CUDA, not with {name}")
+            if self.parallel_devices:
+                return self.parallel_devices[self.local_rank]
+            return torch.device("cuda", torch.cuda.current_device())
 
         def model_to_device(self) -> None:
             assert self.model is not None
@@ -221,13 +222,33 @@ def make_strategy(package: str) -> type:
                     "HivemindStrategy accumulates gradients by itself: set target_batch_size, and leave "
                     "accumulate_grad_batches at 1"
                 )
-            if self.dht is None and self.is_global_zero:  # the environment said that this is another rank
-                self._join()
+            if self._reuse_grad_buffers and trainer.gradient_clip_val:
+                raise refused(
+                    "gradient_clip_val clips the gradients of each batch, which are added up at once with "
+                    "reuse_grad_buffers: set clip_grad_norm of the strategy, which clips the average of all peers"
+                )
+            self._fits = trainer.state.fn == "fit"
+            if self._fits:
+                self._begin_anew()
             super().setup(trainer)
             scaler = getattr(self.precision_plugin, "scaler", None)
-            if scaler is not None:
-                device = getattr(scaler, "_device", "cuda")
-                self.precision_plugin.scaler = _api().GradScaler(device) if device != "cuda" else _api().GradScaler()
+            if scaler is not None and not isinstance(scaler, _api().GradScaler):
+                self.precision_plugin.scaler = _api().GradScaler(
+                    getattr(scaler, "_device", "cuda"),
+                    init_scale=scaler.get_scale(),
+                    growth_factor=scaler.get_growth_factor(),
+                    backoff_factor=scaler.get_backoff_factor(),
+                    growth_interval=scaler.get_growth_interval(),
+                    enabled=scaler.is_enabled(),
+                )
+
+        def _begin_anew(self) -> None:
+            """Forgets the training before, which teardown() has ended; its optimizer was there for checkpoints."""
+            if self._opt is not None and not self._opt.is_alive():
+                self._opt = self._saved_state = self._reported = None
+            # It was left with the training before, or the environment said that this is another rank.
+            if self.is_global_zero and (self.dht is None or not self.dht.is_alive()):
+                self._join()
 
         # ---- Training
 
@@ -270,6 +291,8 @@ def make_strategy(package: str) -> type:
                 **given,
                 **self._optimizer_kwargs,
             )
+            if getattr(self.precision_plugin, "scaler", None) is not None and not self._reuse_grad_buffers:
+                opt._step_supports_amp_scaling = False  # Lightning takes the scale out, and clips gradients after it
             self._opt = opt
             if self._scheduler_fn is None:
                 self._wrap_schedules(opt)
@@ -359,7 +382,7 @@ def make_strategy(package: str) -> type:
                 self._zero_grad = None
             if self._opt is not None:
                 self._opt.shutdown()
-            if self.dht is not None:
+            if self.dht is not None and self._fits:
                 self.dht.shutdown()
             super().teardown()
 

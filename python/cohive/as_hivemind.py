@@ -5,15 +5,17 @@ What cohive does not have (MoE, the daemon, hivemind's internals) is not there: 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import multiprocessing
 import os
 import runpy
 import sys
 import types
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, Iterator, List, Optional, Sequence
 
 _DHT = "DHT:dht DHTNode:node DHTID:node"
 _VALIDATION = "CompositeValidator:validation DHTRecord:validation RecordValidatorBase:validation"
@@ -134,10 +136,33 @@ def install() -> None:
     importlib.import_module("multiprocessing.connection")  # programs count on hivemind's having done so
 
 
+def program() -> List[str]:
+    """The words with which Python runs this program, but its arguments: a script, or "-m" and a module."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    name = "__main__" if spec is None else str(spec.name)  # a folder or an archive has this name, too
+    words = [sys.argv[0]] if name == "__main__" else ["-m", name.removesuffix(".__main__")]
+    return ["-m", "cohive.as_hivemind", *words] if is_installed() else words
+
+
+@contextlib.contextmanager
+def started_again() -> Iterator[None]:
+    """A context for what starts this program again by `__main__` and sys.argv, as Lightning does for its ranks: these
+    show as_hivemind, which runs the program, in place of the program itself."""
+    main_module, argv = sys.modules["__main__"], sys.argv
+    spec, words = main_module.__spec__, program()[2:]
+    main_module.__spec__, sys.argv = __spec__, [argv[0], *words, *argv[1:]]
+    try:
+        yield
+    finally:
+        main_module.__spec__, sys.argv = spec, argv
+
+
 def main(arguments: List[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.exit("usage: python -m cohive.as_hivemind script.py [arguments], or -m module [arguments]")
     install()
+    # Not with "__main__", which its server would import before: each of its processes does that by itself.
+    multiprocessing.set_forkserver_preload(["cohive._hivemind_preload"])
     if arguments[0] == "-m":
         if len(arguments) < 2:
             sys.exit("-m needs a module")

@@ -562,7 +562,7 @@ class DHT:
             return future
         try:
             return task.result()
-        except KeyboardInterrupt:
+        except BaseException:  # also of a signal's handler, while the coroutine goes on
             task.cancel()
             raise
 

@@ -230,9 +230,12 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.enable_grad():
                 loss = closure()
         samples = samples_of(batch_size, self.batch_size_per_step)
-        if grad_scaler is not None and not hasattr(grad_scaler, "_stepped"):
+        of_torch = getattr(self, "found_inf", None) is not None  # which a scaler of torch leaves here for the call
+        if of_torch or (grad_scaler is not None and not hasattr(grad_scaler, "_stepped")):
             raise ValueError("ranks of one peer take cohive.GradScaler")
         total = self._counted(samples)
+        if grad_scaler is not None:
+            grad_scaler._hand_over(self, self._of_swarm)
 
         def step() -> Tuple[Any, ...]:
             own = self._own()
@@ -280,9 +283,9 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _gradients_are_finite(self) -> bool:
         return gradients_are_finite(self._parameters)
 
-    def load_state_from_peers(self, **options: Any) -> bool:
+    def load_state_from_peers(self, wait: bool = True) -> bool:
         """On all ranks: see Optimizer.load_state_from_peers."""
-        return bool(self._led(lambda: self._own().load_state_from_peers(**options), changes=True))
+        return bool(self._led(lambda: self._own().load_state_from_peers(wait), changes=True))
 
     def average_parameters(self) -> int:
         """On all ranks: see Optimizer.average_parameters."""

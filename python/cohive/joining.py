@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import shlex
 import sys
 from typing import Any, List
+
+from . import as_hivemind
 
 
 def addresses_for_others(dht: Any) -> List[str]:
@@ -23,7 +26,10 @@ def addresses_for_others(dht: Any) -> List[str]:
 
 def join_line(dht: Any) -> str:
     """The command by which others start this program as a peer of the same swarm: ``INITIAL_PEERS=... python
-    script.py --flags``. Strategies of Lightning, and a DHT that has ``peers_from_environment=True``, read the variable.
+    script.py --flags``, with ``-m`` where it was started so. Strategies of Lightning, and a DHT that has
+    ``peers_from_environment=True``, read the variable.
     """
-    words = sys.argv if sys.argv and sys.argv[0] not in ("", "-c") else ["..."]
-    return f"INITIAL_PEERS={','.join(addresses_for_others(dht))} {shlex.join(['python', *words])}"
+    known = bool(sys.argv) and sys.argv[0] not in ("", "-c")
+    words = [*as_hivemind.program(), *sys.argv[1:]] if known else ["..."]
+    python = os.path.basename(sys.executable or "python")
+    return f"INITIAL_PEERS={','.join(addresses_for_others(dht))} {shlex.join([python, *words])}"

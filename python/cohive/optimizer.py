@@ -40,6 +40,12 @@ logger = logging.getLogger("cohive.train")
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
 #: what schedules change in the groups of an optimizer
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
+#: signals that programs have handlers of; not every system has all
+_SIGNALS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+]
 _TWO_WAYS = (
     "Please initialize the optimizer in one of the following two ways:\n"
     "(A) Optimizer(..., params=params, optimizer=lambda params: create_opt(params))\n"
@@ -73,7 +79,7 @@ class _Group(MutableMapping[str, Any]):
 
 class _OfThread(threading.local):
     raised: Optional[BaseException] = None
-    interrupts: Sequence[Any] = ()
+    call_handlers: Optional[Callable[[], None]] = None
 
 
 class _Run:
@@ -86,7 +92,7 @@ class _Run:
         self.closed = False
         #: of a GPU, on which the trainer queues its work
         self.stream = 0
-        #: of each thread: what was raised inside of a callback, and Ctrl+C that has come meanwhile
+        #: of each thread: what was raised inside of a callback, and what calls the handlers of signals that have come
         self.of_thread = _OfThread()
 
     def __del__(self) -> None:
@@ -129,9 +135,9 @@ class _Part:
         """Those of the model."""
         return tuple(self._of._model.parameters)
 
-    def load_state_from_peers(self, **options: Any) -> bool:
+    def load_state_from_peers(self, wait: bool = True) -> bool:
         """See Optimizer.load_state_from_peers."""
-        return self._of.load_state_from_peers(**options)
+        return self._of.load_state_from_peers(wait)
 
     def get_current_state(self) -> Tuple[Any, ...]:
         """What newcomers get: metadata, copies of the tensors in host memory, and what each is."""
@@ -255,7 +261,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param target_group_size: larger runs divide into groups of about this size
     :param bandwidth: relative speed of this peer's line; default: all are alike
     :param verified_share: of averages of others, made again
-    :param clip_grad_norm: the largest norm of the averaged gradients
+    :param clip_grad_norm: the largest norm of the averaged gradients; with use_local_updates the caller clips, not this
     :raises ValueError: options that contradict one another
     """
 
@@ -538,14 +544,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return self._guarded(work)
 
     def _on_wait(self, _: Any) -> int:
-        return self._guarded(lambda: not self._run.of_thread.interrupts)
+        def work() -> bool:
+            if self._run.of_thread.call_handlers is not None:
+                self._run.of_thread.call_handlers()
+            return True
+
+        return self._guarded(work)
 
     def _checked(self, function: Any, *arguments: Any) -> None:
         """Calls the library, which may call back; raises what was raised there."""
         own = self._run.of_thread
         own.raised = None
-        with _interrupts() as interrupts:
-            own.interrupts = interrupts
+        with _kept_signals() as own.call_handlers:
             code = function(*arguments)
         raised, own.raised = own.raised, None
         if raised is not None:
@@ -692,8 +702,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _gradients_are_finite(self) -> bool:
         return gradients_are_finite(self._model.parameters)
 
-    def load_state_from_peers(self, **_: Any) -> bool:
-        """Downloads the state of the run, if it is ahead of this peer. True if it was."""
+    def load_state_from_peers(self, wait: bool = True) -> bool:
+        """Downloads the state of the run, if it is ahead of this peer, within load_state_timeout. True if it was.
+
+        :param wait: nothing but True, which hivemind's takes: parameters change inside of calls alone
+        """
+        if not wait:
+            raise ValueError("parameters change inside of calls alone: load_state_from_peers() always waits")
         loaded = ctypes.c_int32()
         self._call(lib.cohive_trainer_load, ctypes.byref(loaded))
         if loaded.value:
@@ -869,21 +884,32 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[List[Any]]:
-    """What Ctrl+C brings meanwhile: its handler is called at the end. An exception inside of a callback would be lost,
-    and nowhere else does Python look at signals while the library waits."""
-    came: List[Any] = []
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield came
-        return
-    signal.signal(signal.SIGINT, lambda *what: came.append(what))
+def _kept_signals() -> Iterator[Callable[[], None]]:
+    """Keeps signals from their handlers while the library has the main thread, and gives what calls these; the end
+    does, too. Python would call them at the entry of a callback of C, where what a handler raises is lost."""
+    came: List[Tuple[int, Any]] = []
+    handlers: Dict[int, Callable[..., Any]] = {}
+
+    def keep(number: int, frame: Any) -> None:
+        came.append((number, frame))
+
+    def call_handlers() -> None:
+        while came:
+            number, frame = came.pop(0)
+            handlers[number](number, frame)
+
     try:
-        yield came
+        for number in _SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, keep)
+        yield call_handlers
     finally:
-        signal.signal(signal.SIGINT, handler)
-        if came:
-            handler(*came[0])
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is keep:  # a handler may have set another one
+                signal.signal(number, handler)
+        call_handlers()
 
 
 def _name(optimizer: Any) -> str:
@@ -937,14 +963,16 @@ def _factory_options(factory: Optional[Callable[..., Any]]) -> Dict[str, Any]:
 
 def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]:
     """The scale of the gradients, and whether they are finite, as far as a scaler knows."""
-    if scaler is None or not scaler.is_enabled():
+    if scaler is None:
+        return _scale_left_in(optimizer)
+    if not scaler.is_enabled():
         return 1.0, True
-    if hasattr(scaler, "_finite_gradients_of"):
-        return float(scaler.get_scale()), bool(scaler._finite_gradients_of(optimizer))
+    if hasattr(scaler, "_looked_at"):
+        looked: Tuple[float, bool] = scaler._looked_at(optimizer)
+        return looked
     if not isinstance(scaler, torch.amp.GradScaler):
         raise ValueError("step takes a GradScaler of cohive or torch")
-    if optimizer.reuse_grad_buffers:
-        raise ValueError("with reuse_grad_buffers, gradients of several batches add up: use cohive.GradScaler")
+    _refuse_sums(optimizer)
     known = scaler._per_optimizer_states[id(optimizer)]
     if not known["found_inf_per_device"]:
         scaler._check_inf_per_device(optimizer)  # which its update() goes by
@@ -953,3 +981,18 @@ def _scale_of(scaler: Optional[Any], optimizer: Optimizer) -> Tuple[float, bool]
     told = torch.stack([one.reshape(()).to(scaler._scale.device) for one in [*found, scaler._scale]]).tolist()
     unscaled = getattr(known["stage"], "name", "") == "UNSCALED"
     return 1.0 if unscaled else float(told[-1]), not any(told[:-1])
+
+
+def _scale_left_in(optimizer: Optimizer) -> Tuple[float, bool]:
+    """The same where a wrapper such as accelerate's hides that step() takes a scaler: torch's leaves it in attributes
+    for the call."""
+    scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return 1.0, True
+    _refuse_sums(optimizer)
+    return 1.0 if scale is None else float(scale), not float(found_inf)
+
+
+def _refuse_sums(optimizer: Optimizer) -> None:
+    if optimizer.reuse_grad_buffers:
+        raise ValueError("with reuse_grad_buffers, gradients of several batches add up: use cohive.GradScaler")

@@ -3,9 +3,11 @@
 ::
 
     optimizer = cohive.Optimizer(dht=dht, params=model.parameters(), ...)  # with batch_size_per_step
-    transformers.Trainer(
-        model, arguments, train_dataset=..., optimizers=(optimizer, NoOpScheduler(optimizer)),
-        callbacks=[CollaborativeCallback(optimizer)]).train()
+    callback = CollaborativeCallback(optimizer)
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=..., optimizers=(optimizer, NoOpScheduler(optimizer)), callbacks=[callback])
+    callback.put_first(trainer)  # before TensorBoard and its like, which report what it adds to the log then
+    trainer.train()
 """
 
 from __future__ import annotations
@@ -74,6 +76,13 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
             )
         self.optimizer, self.report_loss, self.stop_at_epoch = optimizer, report_loss, stop_at_epoch
         self._epoch = 0
+
+    def put_first(self, trainer: Any) -> None:
+        """Moves this callback before all others of its Trainer, which tells callbacks nothing of itself and calls those
+        that report to TensorBoard, W&B and so on before the user's: they report epoch, peers and speed, too, then."""
+        callbacks = trainer.callback_handler.callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Downloads the state of a run that is ahead, also of a checkpoint that was loaded."""

@@ -63,6 +63,29 @@ def trainer_alone():
 
 
 @pytest.fixture
+def signalled():
+    """signalled(NUMBER, HANDLER): this process gets the signal in half a second, on its main thread; returns when it
+    is sent. Handlers are as they were in the end."""
+    import signal
+    import threading
+    import time
+
+    before, timers = {}, []
+
+    def make(number, handler):
+        before.setdefault(number, signal.signal(number, handler))
+        timers.append(threading.Timer(0.5, signal.pthread_kill, (threading.main_thread().ident, number)))
+        timers[-1].start()
+        return time.monotonic() + 0.5
+
+    yield make
+    for timer in timers:
+        timer.join()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
 def interrupt():
     """interrupt(CODE, ARGUMENTS, after, within): a program that prints "waits" and begins a call gets Ctrl+C `after`
     seconds, prints "interrupted" `within` others, and ends."""

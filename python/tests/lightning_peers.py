@@ -26,6 +26,7 @@ def need(package):
 class Peer:
     """One peer of lightning_program.py, started by Lightning or by torchrun.
 
+    :param as_hivemind: the program imports lightning_hivemind, in whose place cohive is
     :param devices: its ranks
     :param epochs: ends after so many epochs, and only in one whose round had `group` peers
     :param save: a checkpoint at the end
@@ -34,15 +35,19 @@ class Peer:
     :param options: of the strategy
     """
 
-    def __init__(self, folder, package="lightning.pytorch", peers=(), torchrun=False, name="told", **how):
+    def __init__(
+        self, folder, package="lightning.pytorch", peers=(), torchrun=False, as_hivemind=False, name="told", **how
+    ):
         need(package)
         self.folder, self.name, self.devices = folder, name, how.get("devices", 2)
         options = {**QUICK, "host_maddrs": ["/ip4/127.0.0.1/tcp/0"], **how.pop("options", {})}
         how = {"epochs": 1, "group": 0, "save": None, "save_each": False, "resume": None, "target": TARGET, **how}
-        how.update(package=package, strategy=PACKAGES[package], folder=str(folder), peers=[str(one) for one in peers])
+        strategy = "lightning_hivemind.strategy" if as_hivemind else PACKAGES[package]
+        how.update(package=package, strategy=strategy, folder=str(folder), peers=[str(one) for one in peers])
         command = [sys.executable]
         if torchrun:
             command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.devices)]
+        command += ["-m", "cohive.as_hivemind"] if as_hivemind else []
         command += [str(PROGRAM), json.dumps(dict(how, options=options, name=name, devices=self.devices))]
         variables = {one: value for one, value in os.environ.items() if "INITIAL_PEERS" not in one}
         self.process = subprocess.Popen(

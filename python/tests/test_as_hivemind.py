@@ -1,7 +1,11 @@
 """`python -m cohive.as_hivemind`: scripts of hivemind run with cohive in its place."""
 
+import os
+import shlex
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import sys
@@ -65,14 +69,61 @@ def test_a_script_has_the_modules_beside_it_and_a_log(tmp_path):
     assert "--initial_peers /ip4/127.0.0.1/tcp/1 /ip4/8.8.8.8/tcp/1/p2p/QmPeer" in result.stderr
 
 
-def test_a_module(tmp_path, monkeypatch):
-    import os
-
+def test_a_module(tmp_path):
     (tmp_path / "trains.py").write_text(SCRIPT)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     result = run("-m", "trains", "more", env={**os.environ, "PYTHONPATH": path})
     assert result.returncode == 0, result.stderr
     assert result.stdout.split()[0] == "done" and result.stdout.split()[-1] == "more"
+
+
+AGAIN = """
+import multiprocessing, sys
+import hivemind
+
+def work(queue):
+    queue.put(hivemind.DHT.__module__)
+
+if __name__ == "__main__":
+    from cohive import as_hivemind, join_line
+    with hivemind.DHT(start=True) as dht:
+        print(join_line(dht))
+    processes = multiprocessing.get_context("forkserver")
+    queue = processes.SimpleQueue()
+    process = processes.Process(target=work, args=(queue,))
+    process.start()
+    print(queue.get())
+    process.join()
+    with as_hivemind.started_again():
+        print(sys.modules["__main__"].__spec__.name, *sys.argv[1:])
+    print(*sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_others_and_further_processes_are_started_so_too(tmp_path, is_module):
+    (tmp_path / "again.py").write_text(AGAIN)
+    words = ["-m", "again"] if is_module else [str(tmp_path / "again.py")]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    result = run(*words, "--flag", "a b", env={**os.environ, "PYTHONPATH": path})
+    assert result.returncode == 0, result.stderr
+    line, in_process, again, after = result.stdout.splitlines()
+    called = ["-m", "cohive.as_hivemind", *words, "--flag", "a b"]
+    assert shlex.split(line)[1:] == [os.path.basename(sys.executable), *called]
+    assert in_process == "cohive.dht"
+    assert again == " ".join(called[1:]) and after == "--flag a b"
+
+
+@pytest.mark.parametrize("is_module", [False, True])
+def test_the_line_to_join_by_has_the_module_that_was_started(tmp_path, is_module):
+    (tmp_path / "package").mkdir()
+    code = "import cohive\nwith cohive.DHT(start=True) as dht:\n    print(cohive.join_line(dht))\n"
+    (tmp_path / "package" / "__main__.py").write_text(code)
+    words = ["-m", "package"] if is_module else ["package"]
+    command = [sys.executable, *words, "--flag"]
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    out = subprocess.check_output(command, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
+    assert shlex.split(out)[1:] == [os.path.basename(sys.executable), *words, "--flag"]
 
 
 def test_what_it_is_called_with():

@@ -314,6 +314,30 @@ def test_lines_go_to_pythons_log(caplog):
     peer.shutdown()
 
 
+@pytest.mark.parametrize(
+    "how, shown",
+    [
+        ("", ["[DEBUG] [cohive."]),
+        ("logging.getLogger('cohive').setLevel('ERROR')", []),
+        ("logging.basicConfig(format='mine %(message)s', force=True)", ["mine "]),
+    ],
+    ids=["alone", "a level of the program", "handlers of the program"],
+)
+def test_the_environment_has_the_log_tell_more(run_python, how, shown):
+    result = run_python(
+        "import logging, os\n"
+        "os.environ['COHIVE_LOG_LEVEL'] = 'debug,p2p=off'\n"
+        f"{how}\n"
+        "import cohive\n"
+        "with cohive.DHT(start=True) as first, cohive.DHT(first.get_visible_maddrs(), start=True) as second:\n"
+        "    assert second.store('key', 1, cohive.get_dht_time() + 60)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    lines = result.stderr.splitlines()
+    assert bool(lines) == bool(shown) and not any("cohive.p2p" in line for line in lines), result.stderr
+    assert all(any(words in line for line in lines) for words in shown), result.stderr
+
+
 def silent_peer():
     """A machine that takes connections and never says a word."""
     listener = socket.create_server(("127.0.0.1", 0))
@@ -342,6 +366,21 @@ def test_ctrl_c_ends_a_constructor():
     assert float(result.stdout) < 1.0 + 1.0 + 1.0  # after one second, within one; and slow machines
     assert time.monotonic() - begin < 12
     assert result.stderr.count("Traceback") == 1
+    listener.close()
+
+
+def test_what_a_handler_raises_gives_up_what_is_waited_for(signalled):
+    def give_up(*_):
+        raise ArithmeticError("late")
+
+    listener, address = silent_peer()
+    peer = DHT([address], start=True, await_ready=False)
+    signalled(signal.SIGUSR1, give_up)
+    with pytest.raises(ArithmeticError):
+        peer.wait_until_ready()
+    ended = cohive._native.lib.cohive_ticket_wait(peer._joining.handle, 20_000)
+    assert ended == cohive._native.CANCELLED, "nobody has waited for its end"
+    peer.shutdown()
     listener.close()
 
 

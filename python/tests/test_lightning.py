@@ -125,6 +125,59 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
     assert again.optimizers[0].state[second.weight]["step"] == 5
 
 
+def test_a_trainer_and_its_strategy_are_used_again(lightning, tmp_path):
+    package, strategy = lightning
+    validates = dict(
+        validation_step=lambda self, batch, _: self.log("loss", batch.matmul(self.weight).pow(2).mean()),
+        val_dataloader=lambda self: self.train_dataloader(),
+    )
+    model = model_of(package, **validates)
+    trainer = trainer_of(package, strategy(target_batch_size=8, **LOCAL), num_sanity_val_steps=0)
+    trainer.validate(model, verbose=False)
+    begun = trainer.strategy.dht
+    assert begun.is_alive(), "who has read the line joins by it"
+    trainer.fit(model)
+    assert trainer.strategy.dht is begun and model.epochs == [0, 1, 1, 2] and not begun.is_alive()
+    trainer.validate(model, verbose=False)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    saved = torch.load(tmp_path / "saved.ckpt", weights_only=False)["optimizer_states"][0]
+    assert saved["local_epoch"] == 2
+    before = model.weight.detach().clone()
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(model)
+    assert model.epochs[4:] == [0, 1, 1, 2] and not torch.equal(model.weight, before)
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, ckpt_path=tmp_path / "saved.ckpt")
+    assert model.epochs[-1] == 6 and not trainer.strategy.dht.is_alive()
+
+
+def test_the_device_is_that_of_the_trainer(lightning):
+    package, strategy = lightning
+    accelerators = importlib.import_module(package.__name__ + ".accelerators")
+    one = strategy(target_batch_size=8, **LOCAL)
+    one.accelerator = accelerators.CUDAAccelerator()
+    one.parallel_devices = [torch.device("cuda", 1)]
+    assert one.root_device == torch.device("cuda", 1)
+    one.dht.shutdown()
+
+
+def scaled(package):
+    """The options of a Trainer that has 16-mixed on a processor."""
+    plugins = importlib.import_module(package.__name__ + ".plugins")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return dict(plugins=[plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+
+
+def test_gradients_of_16_bits_are_clipped_without_their_scale(lightning):
+    package, strategy = lightning
+    model = model_of(package, batch_sizes=(8,))
+    trainer = trainer_of(package, strategy(target_batch_size=8, **LOCAL), gradient_clip_val=0.25, **scaled(package))
+    trainer.fit(model)
+    assert model.epochs == [1]
+    assert float((model.weight.detach() - 0.5).norm()) == pytest.approx(0.1 * 0.25, rel=1e-3)
+    assert trainer.precision_plugin.scaler.get_scale() == 1024.0, "that of the plugin it was"
+
+
 def test_epoch_and_peers_are_in_all_that_is_logged(lightning):
     package, strategy = lightning
     loggers = importlib.import_module(package.__name__ + ".loggers")
@@ -155,6 +208,9 @@ def test_what_cannot_be_meant_is_refused(lightning):
     refused = importlib.import_module(package.__name__ + ".utilities.exceptions").MisconfigurationException
     with pytest.raises(refused, match="target_batch_size"):
         trainer_of(package, strategy(target_batch_size=8, **LOCAL), accumulate_grad_batches=2).fit(model_of(package))
+    with pytest.raises(refused, match="clip_grad_norm"):
+        reuses = strategy(target_batch_size=8, reuse_grad_buffers=True, **LOCAL)
+        trainer_of(package, reuses, gradient_clip_val=1.0).fit(model_of(package))
     two = lambda self: [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
     model = model_of(package, configure_optimizers=two)
     model.automatic_optimization = False

@@ -39,6 +39,12 @@ def test_two_devices_are_one_peer_of_three(others, peer, package, torchrun):  # 
     assert not trainers.failures
 
 
+@pytest.mark.parametrize("name", PACKAGES)
+def test_ranks_of_a_program_that_imports_hivemind_are_started_as_it_was(peer, name):  # noqa: F811
+    first, second = peer(package=name, as_hivemind=True, target=32, options={"matchmaking_time": 0.5}).trained()
+    assert first[1:] == second[1:] and first[1]["epoch"] == 1
+
+
 @pytest.mark.parametrize("dies", [0, 1])
 def test_a_rank_that_is_killed_ends_its_peer_and_not_the_run(others, peer, dies):  # noqa: F811
     trainers, addresses = others

@@ -4,6 +4,8 @@ import copy
 import functools
 import gc
 import logging
+import signal
+import sys
 import threading
 import time
 
@@ -187,7 +189,12 @@ def test_its_parts_have_what_scripts_ask_of_hivemind(trainer):
     assert part.main_parameters[0] is weight and part.optimizer is optimizer.opt and part.local_epoch == 0
     metadata, tensors, infos = part.get_current_state()
     assert metadata["epoch"] == 0 and len(tensors) == len(infos) == 4 and torch.equal(tensors[0], weight.detach().cpu())
-    assert part.load_state_from_peers() is False
+    assert part.load_state_from_peers(wait=True) is False
+    for loads in (part.load_state_from_peers, optimizer.load_state_from_peers):
+        with pytest.raises(ValueError, match="always waits"):
+            loads(wait=False)
+        with pytest.raises(TypeError, match="timeuot"):
+            loads(timeuot=5)
     with optimizer.tracker.pause_updates():
         train_alone(optimizer, weight, epochs=1)
     assert torch.equal(tensors[0], model_of().detach().cpu()) and part.get_current_state()[0]["epoch"] == 1
@@ -400,6 +407,24 @@ def test_a_newcomer_takes_the_state_of_local_steps(swarm):
     second.shutdown()
 
 
+def test_who_shares_no_state_is_asked_for_none(swarm, caplog):
+    peers = swarm(2)
+    options = dict(QUICK, target_batch_size=16, optimizer=SGD, delay_state_averaging=False)
+    alone = dict(QUICK["averager_opts"], allow_state_sharing=False)
+    old, new = model_of(), model_of(7.0)
+    first = Optimizer(dht=peers[0], params=[old], **{**options, "averager_opts": alone})
+    train_alone(first, old)
+    second = Optimizer(dht=peers[1], params=[new], **options)
+    end, told = time.monotonic() + PATIENCE, "others report for run run, and none of them shares a state"
+    while told not in caplog.text and time.monotonic() < end:
+        assert second.load_state_from_peers() is False
+        time.sleep(0.1)
+    assert told in caplog.text, "the run is known"
+    assert second.local_epoch == 0 and torch.equal(new, model_of(7.0))
+    first.shutdown()
+    second.shutdown()
+
+
 def test_a_newcomer_takes_the_state(swarm):
     peers = swarm(2)
     options = dict(QUICK, target_batch_size=16, optimizer=KINDS["adam"], delay_state_averaging=False)
@@ -523,6 +548,19 @@ def test_a_batch_that_overflows_does_not_count(trainer):
     assert torch.equal(weight, model_of())
 
 
+def test_without_a_scaler_a_batch_that_overflows_costs_the_epoch(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4)
+    for batch in range(4):
+        loss_of(weight, 4).mul(float("inf") if batch == 1 else 1.0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.local_epoch == 1 and torch.equal(weight, model_of())
+    loss_of(weight, 4).backward()
+    optimizer.step(batch_size=16)
+    assert optimizer.local_epoch == 2 and not torch.equal(weight, model_of())
+
+
 def test_the_scaler_of_torch_is_taken(trainer):
     weight, scaler = model_of(), torch.amp.GradScaler(DEVICE, init_scale=64.0)
     optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=16)
@@ -532,6 +570,77 @@ def test_the_scaler_of_torch_is_taken(trainer):
     other = model_of()
     loss_of(other, 16).backward()
     assert torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
+
+
+def test_the_scaler_of_torch_is_heard_behind_a_wrapper(trainer):
+    """As that of accelerate, which hides that step() takes a scaler: torch sets grad_scale and found_inf then."""
+    weight, scaler = model_of(), torch.amp.GradScaler(DEVICE, init_scale=64.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=16)
+    step = optimizer.step
+    optimizer.step = lambda *given, **named: step(*given, **named)
+    (weight * float("inf")).sum().mul(scaler.scale(torch.ones((), device=DEVICE))).backward()
+    scaler.step(optimizer, None)
+    scaler.update()
+    assert scaler.get_scale() == 32.0 and optimizer.local_progress.samples_accumulated == 0
+    other = model_of()
+    for unscale in (False, True):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(weight, 16)).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer, None)
+        scaler.update()
+        (gradient,) = torch.autograd.grad(loss_of(other, 16), other)
+        with torch.no_grad():
+            other -= 0.1 * gradient
+        assert torch.allclose(weight, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gradients_are_clipped_without_their_scale(trainer, dtype):
+    weight, scaler = model_of(dtype=dtype), GradScaler(DEVICE, init_scale=1024.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=8)
+    for unscale in (True, False):  # both in one epoch
+        scaler.scale(loss_of(weight, 8)).backward()
+        if unscale:
+            assert scaler.unscale_(optimizer) is True
+            assert torch.nn.utils.clip_grad_norm_([weight], 0.5) > 0.5
+            with pytest.raises(RuntimeError, match="already been called"):
+                scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    (gradient,) = torch.autograd.grad(loss_of(other := model_of(), 8), other)
+    mean = (gradient * (0.5 / gradient.norm()) + gradient) / 2
+    assert torch.allclose(weight.float(), other - 0.1 * mean, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_sums_of_batches_keep_their_scale(trainer):
+    weight, scaler = model_of(), GradScaler(DEVICE, init_scale=1024.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4, reuse_grad_buffers=True)
+    scaler.scale(loss_of(weight, 4)).backward()
+    before = weight.grad.clone()
+    assert scaler.unscale_(optimizer) is False and torch.equal(weight.grad, before)
+
+
+def test_an_optimizer_of_torch_has_the_same_scaler(trainer):
+    weight, beside, scaler = model_of(), model_of(), GradScaler(DEVICE, init_scale=1024.0)
+    optimizer, plain = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4), SGD([beside])
+    for batch in range(3):
+        factor = float("inf") if batch == 1 else 1.0
+        scaler.scale(loss_of(weight, 4) + factor * loss_of(beside, 4)).backward()
+        for one in (optimizer, plain):
+            scaler.step(one)
+        scaler.update()
+        for one in (optimizer, plain):
+            one.zero_grad()
+    assert scaler.get_scale() == 512.0
+    other = model_of()
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(loss_of(other, 4), other)
+        with torch.no_grad():
+            other -= 0.1 * gradient
+    assert torch.allclose(beside, other, atol=1e-6)
 
 
 def test_a_batch_without_gradients_is_finite(trainer):
@@ -585,6 +694,41 @@ dht.shutdown()
 
 def test_ctrl_c_ends_a_wait(swarm, interrupt):
     interrupt(INTERRUPTED, str(swarm(1)[0].get_visible_maddrs()[0]), after=1, within=1)
+
+
+def end(*_):
+    sys.exit("told to end")
+
+
+def give_up(*_):
+    raise ArithmeticError("late")
+
+
+@pytest.mark.parametrize(
+    "number, handler, kind",
+    [(signal.SIGTERM, end, SystemExit), (signal.SIGALRM, give_up, ArithmeticError)],
+    ids=["SIGTERM", "SIGALRM"],
+)
+def test_what_a_handler_of_a_signal_raises_ends_a_wait(trainer, signalled, number, handler, kind):
+    optimizer = trainer(params=[model_of()], optimizer=SGD, matchmaking_time=30, averaging_timeout=60)
+    sent = signalled(number, handler)
+    with pytest.raises(kind):
+        optimizer.average_parameters()
+    assert time.monotonic() - sent < 10
+    assert signal.getsignal(number) is handler
+
+
+def test_a_wait_goes_on_after_a_handler_that_returns(trainer, signalled):
+    optimizer, called = trainer(params=[model_of()], optimizer=SGD, matchmaking_time=3), []
+
+    def once(number, _):
+        called.append(time.monotonic())
+        signal.signal(number, signal.SIG_IGN)  # as programs do that end by themselves, unless one insists
+
+    signalled(signal.SIGINT, once)
+    assert optimizer.average_parameters() == 0, "nobody else is there"
+    assert len(called) == 1 and time.monotonic() - called[0] > 1
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 BAD = {

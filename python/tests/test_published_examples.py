@@ -18,10 +18,10 @@ PACKAGES = ["lightning", "pytorch_lightning"]
 PATIENCE = 180
 BETWEEN_ENDS = 10  # seconds
 ENVIRONMENT = {name: value for name, value in os.environ.items() if "INITIAL_PEERS" not in name}
+ENVIRONMENT["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
 
 
-def run(*variables, block, package):
-    command = ["env", *variables, sys.executable, "-m", "cohive.as_hivemind", str(SCRIPT), block, package]
+def start(command):
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
 
 
@@ -30,13 +30,11 @@ def run(*variables, block, package):
 def test_two_processes_train_together(block, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"no {package} here")
-    first, second = run(block=block, package=package), None
+    first, second = start([sys.executable, "-m", "cohive.as_hivemind", str(SCRIPT), block, package]), None
     try:
         line = next((line for line in first.stdout if line.startswith("INITIAL_PEERS=")), None)
         assert line is not None, first.communicate()
-        variable, python, *words = line.split()
-        assert python == "python" and words == [str(SCRIPT), block, package]
-        second = run(variable, block=block, package=package)
+        second = start(["sh", "-c", line])
         told, ends = [], []
         for process in (first, second):
             told.append(process.communicate(timeout=PATIENCE))

@@ -35,7 +35,7 @@ def train(trainer_alone, tmp_path):
 
     from cohive.transformers import CollaborativeCallback, NoOpScheduler
 
-    def run(steps, resume=None, stop_at_epoch=None, **options):
+    def run(steps, resume=None, stop_at_epoch=None, reports=None, **options):
         model = Model()
         optimizer = trainer_alone(
             target_batch_size=16,
@@ -48,10 +48,13 @@ def train(trainer_alone, tmp_path):
             output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=steps, report_to="none",
             logging_strategy="no", disable_tqdm=True, dataloader_pin_memory=False, **options,
         )  # fmt: skip
+        callback = CollaborativeCallback(optimizer, stop_at_epoch=stop_at_epoch)
         trainer = transformers.Trainer(
             model=model, args=arguments, train_dataset=Numbers(), optimizers=(optimizer, NoOpScheduler(optimizer)),
-            callbacks=[CollaborativeCallback(optimizer, stop_at_epoch=stop_at_epoch)],
+            callbacks=[callback] if reports is None else [reports, callback],
         )  # fmt: skip
+        if reports is not None:
+            callback.put_first(trainer)
         trainer.train(resume_from_checkpoint=resume)
         return trainer, optimizer
 
@@ -64,6 +67,21 @@ def test_epochs_are_logged_with_the_rates_of_the_run(train):
     logged = [one for one in trainer.state.log_history if "loss" in one]
     assert [(one["swarm_epoch"], one["swarm_peers"]) for one in logged] == [(1, 1), (2, 1), (3, 1)], logged
     assert [one["learning_rate"] for one in logged] == [pytest.approx(0.1 * 0.5**epoch) for epoch in (1, 2, 3)]
+
+
+def test_what_reports_elsewhere_tells_of_the_run(train):
+    import transformers
+
+    class Reports(transformers.TrainerCallback):
+        """As the one for TensorBoard, which a Trainer has before the callbacks that it is given."""
+
+        told = []
+
+        def on_log(self, args, state, control, logs=None, **_):
+            self.told.append(dict(logs))
+
+    train(4, reports=Reports(), save_strategy="no")
+    assert [one["swarm_epoch"] for one in Reports.told if "loss" in one] == [1, 2]
 
 
 def test_training_ends_with_the_run(train):

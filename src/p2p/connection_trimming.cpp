@@ -14,8 +14,7 @@ constexpr Duration kMemberGrace = 15s;   // until a member that has been dialled
 // Connections used this lately are not closed to make room: a newcomer gets a few round trips for its first stream. Not
 // longer: a peer that is turned away takes us for gone and bans us, one that loses an idle connection dials again.
 constexpr Duration kJustUsed = 1s;
-constexpr Duration kTrimPeriod = 10s;               // as p2pd
-constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // connections of one network that may have to go for another's
+constexpr Duration kTrimPeriod = 10s;  // as p2pd
 
 /// \param outer  has the larger networks alone, or all of them
 bool is_within(const Networks& networks, const Networks& outer) {
@@ -58,7 +57,7 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const 
   const TimePoint limit = self_.runtime.now() - kJustUsed;
   const Networks crowd = crowd_beside(networks);
   const auto [largest, count] = shares_.blocks.most();
-  const bool confined = count >= kCrowd && largest == networks.block;
+  const bool confined = is_crowd(count, 0) && largest == networks.block;
   ConnectionEntryPtr result;
   int result_rank = 0;
   for (const auto& [id, peer] : peers_) {
@@ -117,7 +116,7 @@ Networks ConnectionTable::crowd_beside(const Networks& newcomer) const {
     }
     if (largest.empty()) return {};
     crowd.*level = largest;
-    if (largest != newcomer.*level) return count >= std::max(kCrowd, kCrowdRatio * (own + 1)) ? crowd : Networks{};
+    if (largest != newcomer.*level) return is_crowd(count, own) ? crowd : Networks{};
   }
   return {};
 }

@@ -150,10 +150,11 @@ Task<void> HolePunching::replace(HolePunching& punching, ConnectionEntryPtr circ
   if (!punching.busy_.insert(peer).second) co_return;
   const auto done = on_exit([&punching, &peer] { punching.busy_.erase(peer); });
   // Where many circuits come at once, the later ones are replaced in the minutes after.
-  while (!punching.table_.direct(peer) && !circuit->connection->closed() &&
-         !punching.limits_.take(peer, network_of(circuit->connection->remote_address())))
-    co_await punching.self_.runtime.sleep_for(kPunchLimits.window / 4);
-  if (punching.table_.direct(peer) || circuit->connection->closed()) co_return;
+  const std::string network = network_of(circuit->connection->remote_address());
+  for (;; co_await punching.self_.runtime.sleep_for(kPunchLimits.window / 4)) {
+    if (punching.table_.direct(peer) || circuit->connection->closed()) co_return;
+    if (punching.limits_.take(peer, network)) break;
+  }
   if (!co_await wait_until_described(punching, peer)) co_return;
 
   std::vector<Multiaddr> open;

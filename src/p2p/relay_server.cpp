@@ -15,16 +15,14 @@ constexpr Duration kStopTimeout = 15s;  // for the target to take a circuit; the
 constexpr Duration kStall = 1min;       // one end takes nothing from us
 constexpr std::size_t kMaxAsking = 64;  // requests of one peer that are being read: a round may begin with as many
 constexpr int kMaxAddressesGranted = 8;
-constexpr std::size_t kCrowd = 8, kCrowdRatio = 4;  // places of one block that may have to go for another's
 // A peer renews once in an hour, and comes back after a lost connection. It dials through us much more often.
 constexpr AttemptLimits::Limits kReserveLimits{.window = 60s, .per_peer = 8, .per_network = 256, .in_all = 4096};
 constexpr AttemptLimits::Limits kConnectLimits{.window = 60s, .per_peer = 120, .per_network = 1200, .in_all = 12000};
 
-/// The block that has most of something, if it has many and several times as many as the newcomer's.
+/// The block that has most of something, if it is a crowd beside the newcomer's.
 std::optional<std::string> crowd_beside(const NestedShares& shares, const Networks& newcomer) {
   auto [largest, count] = shares.blocks.most();
-  if (largest == newcomer.block || count < std::max(kCrowd, kCrowdRatio * (shares.blocks.of(newcomer.block) + 1)))
-    return std::nullopt;
+  if (largest == newcomer.block || !is_crowd(count, shares.blocks.of(newcomer.block))) return std::nullopt;
   return std::move(largest);
 }
 
@@ -86,9 +84,9 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   stream->set_begun(false);
   // A chain of relays could be made to end where it began.
   if (stream->remote_address().is_circuit()) co_return co_await refuse(*stream, Status::PERMISSION_DENIED);
+  sweep();
   switch (request->type()) {
     case proto::Hop::RESERVE:
-      sweep();
       co_return co_await reserve(*stream);
     case proto::Hop::CONNECT:
       break;
@@ -99,7 +97,6 @@ Task<void> RelayServer::serve(transport::StreamPtr stream) {
   const Networks networks = networks_of(stream->remote_address());
   if (!connect_limits_.take(stream->peer(), networks.block))
     co_return co_await refuse(*stream, Status::RESOURCE_LIMIT_EXCEEDED);
-  sweep();
   const auto target = find_target(*stream, *request, why);
   if (!target) co_return co_await refuse(*stream, why);
   const NetworkShares::Share of_source(sources_, peer), of_target(targets_, (*target)->connection->peer().binary());
@@ -240,6 +237,12 @@ struct RelayServer::Circuit {
   std::string block;  // of the dialler
   TimePoint used;     // when it carried something last
   bool ending = false;
+
+  void reset() {
+    ending = true;
+    dialler.reset();
+    target.reset();
+  }
 };
 
 /// When all places are taken, the block that has most, and many, gives up the circuit that was idle longest.
@@ -250,9 +253,7 @@ bool RelayServer::make_room_for_circuit(const Networks& networks) {
     if (crowd && circuit->block == *crowd && !circuit->ending && (!idlest || circuit->used < idlest->used))
       idlest = circuit;
   if (!idlest) return false;
-  idlest->ending = true;
-  idlest->dialler.reset();
-  idlest->target.reset();
+  idlest->reset();
   return true;
 }
 
@@ -285,8 +286,7 @@ Task<void> RelayServer::pump(RelayServer& relay, transport::Stream& from, transp
     relay.self_.metrics.relay_bytes.increment(static_cast<double>(bytes->size()));
     co_await runtime.yield();
   }
-  circuit.dialler.reset();
-  circuit.target.reset();
+  circuit.reset();
 }
 
 }  // namespace cohive::p2p

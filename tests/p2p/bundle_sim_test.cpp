@@ -92,6 +92,15 @@ struct Bundles : testing::Test {
     seconds(from, to);
     warmed = received;
   }
+  /// From now on one of so many large chunks of the first host takes its connection with it, until `most` have died.
+  void kill_connections(std::size_t every, std::size_t most) {
+    swarm.fabric().set_tap([this, every, most](const std::string& from, const std::string&, ByteView bytes) {
+      if (from != Swarm::ip(1) || bytes.size() < 16'000 || ++chunks % every != 0 || killed == most) return true;
+      ++killed;
+      return false;
+    });
+  }
+  std::size_t chunks = 0, killed = 0;
   Received warmed;
   std::size_t connections() { return swarm.fabric().open_connections(); }
 };
@@ -174,12 +183,7 @@ TEST_F(Bundles, AreNotOfPeersThatWantNone) {
 TEST_F(Bundles, BringTheBytesThoughConnectionsDie) {
   const auto [alice, bob] = pair();
   warm(*alice, *bob);
-  std::size_t chunks = 0, killed = 0;
-  swarm.fabric().set_tap([&](const std::string& from, const std::string&, ByteView bytes) {
-    if (from != Swarm::ip(1) || bytes.size() < 16'000 || ++chunks % 40 != 0 || killed == 2) return true;
-    ++killed;
-    return false;
-  });
+  kill_connections(40, 2);
   const std::size_t before = received.bytes;
   seconds(*alice, *bob, 2 * kTransfer);
   EXPECT_EQ(killed, 2u);
@@ -218,18 +222,11 @@ TEST_F(Bundles, EndWithTheConnectionsOfAPeer) {
   EXPECT_TRUE(received.in_order);
 }
 
-struct WornBundles : Bundles, testing::WithParamInterface<std::size_t> {};
-
 /// All connections die while a bundle grows, and again when the peer leaves: what was dialled for the bundle is left.
 TEST_F(Bundles, LeaveAConnectionThatWasDialledForThemToTheirPeers) {
   const auto [alice, bob] = pair();
   warm(*alice, *bob);
-  std::size_t chunks = 0, killed = 0;
-  swarm.fabric().set_tap([&](const std::string& from, const std::string&, ByteView bytes) {
-    if (from != Swarm::ip(1) || bytes.size() < 16'000 || ++chunks % 37 != 0 || killed == 6) return true;
-    ++killed;
-    return false;
-  });
+  kill_connections(37, 6);
   (void)swarm.run(transfer(*alice, bob->id(), 2 * kTransfer));
   EXPECT_GE(killed, 4u);
   swarm.fabric().set_tap(nullptr);

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import shell
 from shell import NOBODY, PATIENCE, bootstrap, environment, programs, run, started
+from test_checkpoints import read_checkpoint
 
 
 class TrainerTest(unittest.TestCase):
@@ -189,20 +190,25 @@ class TrainerSettings(TrainerTest):
                 ("--lr-least", "0.1", ["--lr-schedule", "cosine", "--max-epochs", "9"]),
                 ("--schedule-epochs", "9", ["--lr-schedule", "one-cycle"]),
                 ("--trim", "0.3", ["--aggregation", "trimmed-mean"]),
-                ("--clip-radius", "2", ["--aggregation", "centered-clip"]), ("--clip-iterations", "3", ["--aggregation", "centered-clip"]),
+                ("--clip-radius", "2", ["--aggregation", "centered-clip"]),
+                ("--clip-iterations", "3", ["--aggregation", "centered-clip"]),
                 ("--clip-factor", "2", ["--local-steps", "--agreed-compression", "sparse2"]),
-                ("--density", "0.1", ["--agreed-compression", "top_k"]), ("--min-compression-ratio", "0.3", ["--averager-rank", "4"])):
+                ("--density", "0.1", ["--agreed-compression", "top_k"]),
+                ("--min-compression-ratio", "0.3", ["--averager-rank", "4"])):
             self.refused(f"{flag} goes with ", *model, flag, value)
             with self.subTest(flag=flag, goes_with=goes_with):
                 self.dry_run(*model, flag, value, *goes_with)
         self.refused("--density goes with ", *model, "--density", "0.1", "--agreed-compression", "block4")
-        self.refused("--momentum goes with --optimizer sgd or muon", *model, "--config", self.file("momentum.toml", b"momentum = 0.5\n"))
-        self.refused("--lr-least goes with --lr-schedule linear or cosine", *model, env={"COHIVE_TRAIN_LR_LEAST": "0.1"})
+        config = self.file("momentum.toml", b"momentum = 0.5\n")
+        self.refused("--momentum goes with --optimizer sgd or muon", *model, "--config", config)
+        least = {"COHIVE_TRAIN_LR_LEAST": "0.1"}
+        self.refused("--lr-least goes with --lr-schedule linear or cosine", *model, env=least)
 
     def test_no_gradients_are_averaged_with_local_updates(self):
         local = ["--model", "cnn", "--use-local-updates"]
-        for flag, *values in (("--averager-rank", "4"), ("--agreed-compression", "block4"), ("--grad-compression", "float16"),
-                              ("--clip-radius", "2", "--aggregation", "centered-clip")):
+        for flag, *values in (
+                ("--averager-rank", "4"), ("--agreed-compression", "block4"), ("--grad-compression", "float16"),
+                ("--clip-radius", "2", "--aggregation", "centered-clip")):
             self.refused(f"{flag} is about gradients", *local, flag, *values)
         self.refused("--grad-compression is about gradients", *local, "--fp16")
         for flags in (["--aggregation", "centered-clip"], ["--clip-grad-norm", "1"]):
@@ -298,8 +304,7 @@ class Trainer(TrainerTest):
         self.assertEqual(result.returncode, 0, result.stderr)
         grown = {}
         for path in Path(folder).glob("*.safetensors"):
-            written = path.read_bytes()
-            strings = json.loads(written[8:8 + struct.unpack("<Q", written[:8])[0]])["__metadata__"]
+            strings, _ = read_checkpoint(path)
             grown[int(path.stem.partition("-")[2])] = int(strings["user.loss_scale_growth"])
         first, last = min(grown), max(grown)  # the last one is written after the update that follows its step
         self.assertLess(first, last)

@@ -57,6 +57,13 @@ class NetworkShares {
   std::unordered_map<std::string, std::size_t> counts_;
 };
 
+/// Whether a network that has so many places is a crowd beside a newcomer's, which has `own`: it has many, and several
+/// times as many, and may have to give one up.
+inline bool is_crowd(std::size_t count, std::size_t own) {
+  constexpr std::size_t kMany = 8, kTimes = 4;
+  return count >= std::max(kMany, kTimes * (own + 1));
+}
+
 /// The shares of blocks, and within them of subnets.
 class NestedShares {
  public:

@@ -4,11 +4,11 @@
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
 # "N passed, N failed, N skipped"; the exit code is 0 when none failed.
 # Options:
-#   --slow        also the tests whose label ends with `slow`, half an hour of them: CI runs them with every change
+#   --slow        also the tests whose label ends with `slow`, as CI does with every change
 #   --all         also those whose label ends with `long`, and what they and the tests beside go-, js-, py- and
 #                 rust-libp2p need, static programs among it
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
-#                 UndefinedBehaviorSanitizer; with --all the library under tests of the Python package, too
+#                 UndefinedBehaviorSanitizer; with --all the emulated GPU and tests of the Python package, too
 #   --tsan        instead: the same tests under ThreadSanitizer
 #   --threads     of those, only the programs in which several threads meet; no other one is built
 #   --aarch64     instead: the unit and simulation tests of all that does without LibTorch, built for aarch64 and run by qemu
@@ -64,7 +64,8 @@ elif [[ $preset == gcc ]]; then
 elif [[ $preset != release ]]; then
   install_options+=(--asan --no-torch) # either sanitizer's runtime
   ((all && interop)) && install_options+=(--interop)
-  cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF)
+  # The emulated GPU tells of accesses beside its memory in any build.
+  cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF -DCOHIVE_SLOW_TESTS=$all -DCOHIVE_LONG_TESTS=$all)
   if ((threads)); then
     targets=(cohive_{core,transport,averaging,optim,train}_test) # a program that is not built has no test with a label
     ctest_options+=(-L '^unit')

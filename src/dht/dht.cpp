@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
@@ -20,6 +21,8 @@ namespace {
 
 // After the first initial peer answered, the rest get this long: a dead one must not delay the start by its time-out.
 constexpr Duration kGraceForOthers = 3s;
+// For a node that failed when it was asked last: it mostly still sleeps, or has gone.
+constexpr Duration kPatienceInDoubt = 1s;
 // Buckets looked at this often, per refresh_timeout.
 constexpr int kRefreshChecks = 4;
 // Work of one turn of the loop when records are saved or restored: well below a millisecond.
@@ -35,7 +38,6 @@ Dht::Impl::Impl(p2p::Host& host, DhtOptions opts)
       metrics(host.runtime().metrics()),
       protocol(host, options, opts.node_id.value_or(DhtId::random(host.runtime())), metrics),
       runtime(host.runtime()),
-      blacklist(opts.blacklist_time, opts.backoff_rate),
       refreshes_changed(runtime, "cached keys to refresh"),
       tasks(runtime, "dht") {
   if (options.cache_refresh_before_expiry > 0s) tasks.spawn(refresh_cache(), "cache refresh");
@@ -58,7 +60,7 @@ Task<Result<>> Dht::Impl::join_through(Multiaddr address, Deadline deadline, boo
 Task<Result<>> Dht::Impl::greet(PeerId peer, bool validate) {
   CO_TRY(auto node, co_await protocol.ping(peer, validate));
   if (!node) co_return Error(Errc::no_node_id, peer);
-  blacklist.succeeded(peer);
+  protocol.failing.succeeded(peer);
   co_return ok();
 }
 
@@ -150,18 +152,23 @@ std::optional<std::uint64_t> Dht::Impl::block_of(const PeerId& peer) const {
 }
 
 Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::vector<DhtId> keys, Draw draw) {
-  const NodeEntry& node = contact.node;
-  if (blacklist.contains(node.peer, runtime.now())) co_return std::nullopt;
-  auto findings = co_await protocol.find(node.peer, std::move(keys), contact.referrer, draw);
+  const PeerId peer = contact.node.peer;
+  Blacklist& failing = protocol.failing;
+  if (failing.contains(peer, runtime.now())) co_return std::nullopt;
+  const bool in_doubt = failing.doubts(peer, runtime.now());
+  auto finding_all = protocol.find(peer, std::move(keys), contact.referrer, draw);
+  auto findings = in_doubt ? co_await within(runtime, runtime.after(kPatienceInDoubt), std::move(finding_all),
+                                             "a DHT node that had failed before")
+                           : co_await std::move(finding_all);
   if (!findings) {
-    if (findings.error() != rpc::Errc::busy) blacklist.failed(node.peer, runtime.now());
+    if (findings.error() != rpc::Errc::busy) failing.failed(peer, runtime.now());
+    if (in_doubt && findings.error() == cohive::Errc::timeout) protocol.check_again(peer);  // it may be slow
     log::debug("dht", "find failed: {}", findings.error());
     co_return std::nullopt;
   }
-  blacklist.succeeded(node.peer);
+  failing.succeeded(peer);
   for (auto& finding : *findings)
-    std::erase_if(finding.nearest,
-                  [this](const NodeEntry& other) { return blacklist.contains(other.peer, runtime.now()); });
+    std::erase_if(finding.nearest, [&](const NodeEntry& other) { return failing.contains(other.peer, runtime.now()); });
   co_return std::move(*findings);
 }
 
@@ -353,6 +360,16 @@ Task<std::size_t> Dht::restore(std::vector<WireRecord> records) {
   if (records.size() > kLocalRecordsPerTurn)  // what is left of so many takes long to give back
     co_await runtime().offload([rest = std::move(records)]() mutable { std::vector<WireRecord>().swap(rest); });
   co_return kept;
+}
+
+bool Dht::doubts(const PeerId& peer) const {
+  return impl_->protocol.failing.doubts(peer, impl_->runtime.now());
+}
+
+void Dht::doubt(const PeerId& peer) {
+  if (peer == host().id()) return;
+  impl_->protocol.failing.doubt(peer, impl_->runtime.now());
+  impl_->protocol.check_again(peer);
 }
 
 double Dht::now() const {

@@ -4,7 +4,6 @@
 #include <set>
 #include <unordered_map>
 
-#include "blacklist.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/core/task_group.hpp"
 #include "protocol.hpp"
@@ -39,7 +38,8 @@ using LookupPtr = std::shared_ptr<Lookup>;
 /// What Dht::get_sampled found last, of a few keys.
 class SampledRecords {
  public:
-  void keep(const DhtId& key, StoredRecord record);
+  /// \param latest  Unix seconds: entries that expire later are left out
+  void keep(const DhtId& key, StoredRecord record, double latest);
   const StoredRecord* find(const DhtId& key) const;
 
  private:
@@ -157,7 +157,6 @@ struct Dht::Impl {
   DhtMetrics metrics;
   Protocol protocol;
   Runtime& runtime;
-  Blacklist blacklist;
   std::vector<Multiaddr> initial;  ///< peers to come back through
   bool staying = false;
   std::unordered_map<DhtId, LookupPtr> pending;  // searches that further callers may join

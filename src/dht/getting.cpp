@@ -108,7 +108,9 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
 bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
   const double time = protocol.now();
   if (const auto* stored = protocol.storage.get(lookup.key, time)) lookup.best = *stored;
-  if (const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr) lookup.take(*cached);
+  const bool may_merge = !lookup.best || !lookup.best->is_dictionary();
+  const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr;
+  if (cached && (may_merge || cached->is_dictionary())) lookup.take(*cached);
   if (lookup.best) lookup.source = protocol.node_id;
   if (!lookup.satisfied()) {
     if (lookup.best) lookup.copies[protocol.node_id] = lookup.best->fingerprint();
@@ -293,7 +295,7 @@ void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nea
   std::size_t copies = 0;
   for (const auto& node : nearest) {
     if (copies >= options.cache_nearest) break;
-    if (node.id == *lookup.source || blacklist.contains(node.peer, runtime.now())) continue;
+    if (node.id == *lookup.source || protocol.failing.contains(node.peer, runtime.now())) continue;
     ++copies;
     if (!agree(lookup, {node.id}))
       tasks.spawn(cache_on(node.peer, outgoing(lookup.key, best, true)), "cache on nearest");

@@ -2,11 +2,13 @@
 
 #include <cmath>
 
+#include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
+#include "cohive/transport/errors.hpp"
 #include "core/detail/bounded_parse.hpp"
 #include "p2p/detail/network_block.hpp"
 
@@ -18,12 +20,14 @@ constexpr double kClockTolerance = 3.0;  // seconds; matchmaking margins assume 
 constexpr std::size_t kStoreBatch = 256;
 constexpr std::size_t kLargeReply = 512 * 1024;  // a find reply in which the largest record may have found no room
 constexpr std::size_t kRecordsPerTurn = 256;     // looked at in one turn of the loop, well below a millisecond
+constexpr std::size_t kKeysListedPerTurn = 2048;
 constexpr std::size_t kHandOverBatch = 64, kHandOverBytes = 1024 * 1024, kHandOversAtOnce = 4;
 constexpr std::size_t kMaxNewcomers = 256;
 constexpr Duration kHandOverInterval = 5s;  // of one peer, against node ids that change with every call
 constexpr Duration kNewcomerPeriod = 2min;  // a newcomer may still lack what other nodes give it
 constexpr std::size_t kMaxHandedOver = 4096;
 constexpr std::size_t kMaxFormer = 16;
+constexpr std::size_t kMaxCheckedAgain = 64;
 constexpr Duration kTokenlessBackoff = 10s;  // that a peer without a valid token is refused unheard
 constexpr std::size_t kCallBackShare = 4;    // of the outgoing calls, one in so many
 // Before a busy node is asked again; the first is what a hundred keys take at the usual rate.
@@ -75,9 +79,11 @@ Protocol::Protocol(p2p::Host& h, const DhtOptions& opts, DhtId id, DhtMetrics& m
       alone(runtime, "the loss of all DHT nodes"),
       storage(limits_of(h, opts, opts.max_records, kStoredShare)),
       cache(limits_of(h, opts, opts.cache_size ? opts.cache_size : opts.max_records, kCachedShare)),
+      failing(opts.blacklist_time, opts.backoff_rate),
       hand_overs_(runtime, kHandOversAtOnce, "a turn to hand records over"),
       slots_(runtime, std::max<std::size_t>(opts.parallel_rpc, 1), "a slot for a DHT call"),
       call_backs_(runtime, std::max<std::size_t>(opts.parallel_rpc / kCallBackShare, 1), "a slot to call back"),
+      called_back_one_(runtime, "a peer that is called back"),
       overloaded_(opts.blacklist_time, opts.backoff_rate),
       strangers_(kTokenlessBackoff, opts.backoff_rate),
       proven_(runtime, "the proof of a member"),
@@ -121,7 +127,9 @@ const StoredRecord* Protocol::held(const DhtId& key) {
   const double time = now();
   const auto* stored = storage.get(key, time);
   const auto* cached = cache.get(key, time);
-  return !stored || (cached && cached->expiration > stored->expiration) ? cached : stored;
+  // What anybody has put into the cache hides nothing that others have written here.
+  if (!cached || (stored && stored->is_dictionary())) return stored;
+  return stored && stored->expiration >= cached->expiration ? stored : cached;
 }
 
 // ---- Calls
@@ -162,18 +170,22 @@ Task<Result<std::string>> Protocol::call_once(Semaphore::Units /*slot*/, PeerId 
   if (!was_connected) {
     CO_TRY(co_await host.connect_via(peer, {}, runtime.after(options.wait_timeout)));
   }
-  std::string nonce;
-  if (signed_calls_) {
-    auto sealed = signed_calls_->sign_request(request);
-    request = std::move(sealed.bytes);
-    nonce = std::move(sealed.nonce);
-  }
   const Deadline deadline = runtime.after(options.wait_timeout);
-  auto reply = co_await rpc::call_unary(host, peer, method, request, deadline);
+  std::string nonce;
+  const auto send = [&] {  // signed anew each time: the first request may have arrived
+    std::string bytes = request;
+    if (signed_calls_) {
+      auto sealed = signed_calls_->sign_request(request);
+      bytes = std::move(sealed.bytes);
+      nonce = std::move(sealed.nonce);
+    }
+    return rpc::call_unary(host, peer, method, std::move(bytes), deadline);
+  };
+  auto reply = co_await send();
   // A connection that was dead already tells nothing about the peer: after a sleep of this machine all of them are.
   if (!reply && was_connected && !host.connected(peer) && reply.error() != cohive::Errc::timeout) {
     auto reached = co_await host.connect_via(peer, {}, deadline);
-    if (reached) reply = co_await rpc::call_unary(host, peer, method, std::move(request), deadline);
+    if (reached) reply = co_await send();
   }
   if (!reply && reply.error() == rpc::Errc::busy) counters.busy.increment();
   if (reply && signed_calls_ && !signed_calls_->check_reply(peer, as_bytes(*reply), nonce))
@@ -204,10 +216,39 @@ Task<Result<std::string>> Protocol::call_in_turn(PeerId peer, const char* method
   co_return reply;
 }
 
+/// One network has half of the turns at most: the others are left to newcomers from elsewhere.
+Task<std::optional<Protocol::CallBack>> Protocol::turn_to_call_back(PeerId peer, Deadline deadline) {
+  const std::string network = network_of_caller(peer);
+  const std::size_t most = std::max<std::size_t>(options.parallel_rpc / kCallBackShare / 2, 1);
+  for (;;) {
+    const auto own = calling_back_.find(network);
+    if (own == calling_back_.end() || own->second < most) break;
+    if (!co_await called_back_one_.wait(deadline)) co_return std::nullopt;
+  }
+  CallBack turn{*this, network};
+  turn.units = co_await call_backs_.acquire(1, deadline);
+  if (!turn.units) co_return std::nullopt;
+  co_return std::move(turn);
+}
+
+Protocol::CallBack::CallBack(Protocol& protocol, std::string of) : network(std::move(of)), self(&protocol) {
+  ++protocol.calling_back_[network];
+}
+
+Protocol::CallBack::~CallBack() {
+  if (!self) return;
+  if (--self->calling_back_[network] == 0) self->calling_back_.erase(network);
+  self->called_back_one_.notify_all();
+}
+
 /// A ping shows either side the token of the other. Members of ours ping before they call, so that a peer which has to
 /// be pinged for calling us is a Python one or a stranger: few of these at once, and one at a time of each.
 Task<Result<>> Protocol::prove(PeerId peer, bool calls_us, Deadline deadline) {
-  const auto proven = [&] { return calls_us ? signed_calls_->is_member(peer) : signed_calls_->knows_us(peer); };
+  const auto proven = [&] {
+    const bool done = calls_us ? signed_calls_->is_member(peer) : signed_calls_->knows_us(peer);
+    if (done) strangers_.succeeded(peer);
+    return done;
+  };
   const Deadline end = deadline.min(runtime.after(options.wait_timeout));
   while (!proven() && proving_.contains(peer))
     if (!co_await proven_.wait(end)) break;
@@ -218,12 +259,16 @@ Task<Result<>> Protocol::prove(PeerId peer, bool calls_us, Deadline deadline) {
     proving_.erase(peer);
     proven_.notify_all();
   });
-  Semaphore::Units turn;
-  if (calls_us && !(turn = co_await call_backs_.acquire(1, end))) co_return Error(Errc::unauthorized, peer);
+  std::optional<CallBack> turn;
+  if (calls_us) {
+    auto given = co_await turn_to_call_back(peer, end);
+    if (!given) co_return Error(Errc::unauthorized, peer);
+    turn.emplace(std::move(*given));
+  }
   const auto answer = co_await ping(peer, false);
   if (proven()) co_return ok();
   const bool refused = answer || answer.error() == Errc::unauthorized || answer.error() == rpc::Errc::handler_failed;
-  if (refused || calls_us) strangers_.failed(peer, runtime.now());
+  if (refused || calls_us) strangers_.failed(peer, runtime.now(), refused);  // one that is silent may sleep
   co_return refused ? Error(Errc::unauthorized, peer) : answer.error();
 }
 
@@ -305,7 +350,10 @@ Task<Result<std::vector<Finding>>> Protocol::find(PeerId peer, std::vector<DhtId
   co_return co_await finds_.call(peer, std::move(keys));
 }
 
-Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys, Draw draw) {
+/// \param until  of the replies after the first
+Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<DhtId> keys, Draw draw,
+                                                       std::optional<Deadline> until) {
+  const Deadline patience = until.value_or(runtime.after(2 * options.wait_timeout));
   proto::FindRequest request;
   fill(*request.mutable_peer());
   for (const DhtId& key : keys) request.add_keys(key.binary());
@@ -323,11 +371,17 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   for (auto& result : reply->results) findings.push_back(co_await read_finding(std::move(result)));
   if (keys.size() == 1 || bytes.size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
+  std::vector<std::size_t> missing;
+  std::vector<DhtId> rest;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (findings[i].record) continue;
-    CO_TRY(auto alone, co_await send_find(peer, {keys[i]}, draw));
-    findings[i] = std::move(alone.front());
+    missing.push_back(i);
+    rest.push_back(keys[i]);
   }
+  if (rest.empty() || rest.size() == keys.size()) co_return findings;
+  auto more =
+      co_await within(runtime, patience, send_find(peer, std::move(rest), draw, patience), "the rest of a find");
+  for (std::size_t i = 0; more && i < more->size(); ++i) findings[missing[i]] = std::move((*more)[i]);
   co_return findings;
 }
 
@@ -415,30 +469,39 @@ Task<std::vector<Record>> Protocol::sign(std::vector<Record> records) {
   co_return co_await runtime.offload(std::move(work));
 }
 
+/// All at once: a record that is renewed while one goes through them changes its place.
+Task<std::vector<DhtId>> Protocol::all_keys(const Storage& store) {
+  std::vector<DhtId> all;
+  Storage::Cursor at;
+  for (auto keys = store.keys(at, kKeysListedPerTurn); !keys.empty(); keys = store.keys(at, kKeysListedPerTurn)) {
+    all.insert(all.end(), keys.begin(), keys.end());
+    co_await runtime.yield();
+  }
+  co_return all;
+}
+
 /// What was stored before a validator came may not please it.
 Task<void> Protocol::revalidate() {
   for (Storage* store : {&storage, &cache}) {
-    Storage::Cursor at;
-    for (auto keys = store->keys(at, kRecordsPerTurn); !keys.empty(); keys = store->keys(at, kRecordsPerTurn)) {
-      for (const DhtId& key : keys) {
-        const auto* record = store->get(key, now());
-        if (!record) continue;
-        std::vector<Record> records;
-        if (const auto* dictionary = record->dictionary()) {
-          for (const auto& [identity, entry] : dictionary->entries())
-            records.push_back({key.binary(), entry.subkey, entry.value, entry.expiration});
-        } else {
-          records.push_back({key.binary(), std::string(kRegularTag), *record->value(), record->expiration});
-        }
-        const auto valid = co_await validate(records);
-        for (std::size_t i = 0; i < valid.size(); ++i) {
-          if (valid[i]) continue;
-          metrics.records_invalid.increment();
-          store->erase(key, records[i].subkey, records[i].expiration);
-        }
-        if (valid.size() >= kEntriesPerTurn) co_await runtime.yield();
+    std::size_t in_turn = 0;
+    for (const DhtId& key : co_await all_keys(*store)) {
+      if (++in_turn % kRecordsPerTurn == 0) co_await runtime.yield();
+      const auto* record = store->get(key, now());
+      if (!record) continue;
+      std::vector<Record> records;
+      if (const auto* dictionary = record->dictionary()) {
+        for (const auto& [identity, entry] : dictionary->entries())
+          records.push_back({key.binary(), entry.subkey, entry.value, entry.expiration});
+      } else {
+        records.push_back({key.binary(), std::string(kRegularTag), *record->value(), record->expiration});
       }
-      co_await runtime.yield();
+      const auto valid = co_await validate(records);
+      for (std::size_t i = 0; i < valid.size(); ++i) {
+        if (valid[i]) continue;
+        metrics.records_invalid.increment();
+        store->erase(key, records[i].subkey, records[i].expiration);
+      }
+      if (valid.size() >= kEntriesPerTurn) co_await runtime.yield();
     }
   }
   update_gauges();
@@ -481,6 +544,27 @@ void Protocol::heard_from(std::string_view id_bytes, const PeerId& peer) {
   if (!std::exchange(handing_over_, true)) tasks_.spawn(hand_records_over(), "hand records over");
 }
 
+/// One that failed may have slept, and is left alone for long by now.
+void Protocol::called_by(std::string_view id_bytes, const PeerId& caller) {
+  heard_from(id_bytes, caller);
+  if (failing.holds(caller, runtime.now())) check_again(caller);
+}
+
+void Protocol::check_again(const PeerId& peer) {
+  if (checked_again_.size() < kMaxCheckedAgain && checked_again_.insert(peer).second)
+    tasks_.spawn(find_out_whether_it_answers(peer), "node that failed");
+}
+
+Task<void> Protocol::find_out_whether_it_answers(PeerId peer) {
+  const auto once = on_exit([&] { checked_again_.erase(peer); });
+  const auto answer = co_await ping(peer, false);
+  const bool serves_nothing = !answer && answer.error() == transport::Errc::protocol_not_supported;
+  if (answer || serves_nothing)
+    failing.answered(peer, runtime.now());
+  else if (answer.error() != rpc::Errc::busy)
+    failing.failed(peer, runtime.now());
+}
+
 /// The least recently seen node of a full bucket keeps its place if it answers.
 Task<void> Protocol::check_old_node(NodeEntry node) {
   auto alive = co_await ping(node.peer, false);
@@ -504,16 +588,9 @@ Task<void> Protocol::hand_records_over() {
     const auto nodes = std::exchange(newcomers_, {});
     std::vector<std::shared_ptr<HandOver>> targets;
     for (const NodeEntry& node : nodes) targets.push_back(std::make_shared<HandOver>(HandOver{node}));
-    Storage::Cursor at;
-    std::vector<DhtId> keys;
-    for (std::size_t next = 0;; ++next) {
-      if (next == keys.size()) {
-        if (next > 0) co_await runtime.yield();
-        keys = storage.keys(at, kRecordsPerTurn);
-        if (keys.empty()) break;
-        next = 0;
-      }
-      const DhtId key = keys[next];
+    std::size_t in_turn = 0;
+    for (const DhtId& key : co_await all_keys(storage)) {
+      if (++in_turn % kRecordsPerTurn == 0) co_await runtime.yield();
       const auto* record = storage.get(key, now());
       if (!record) continue;
       const auto nearest = table.nearest(key, options.num_replicas);

@@ -66,8 +66,11 @@ class Protocol {
   /// Returns the records with signatures in their values.
   Task<std::vector<Record>> sign(std::vector<Record> records);
 
+  /// Finds out, beside everything else, whether a node that failed answers again.
+  void check_again(const PeerId& peer);
+
   double now() const { return runtime.wall_time(); }
-  /// The newer of what storage and cache hold; null when neither does.
+  /// The dictionary that is stored, else the newer of what storage and cache hold; null when neither does.
   const StoredRecord* held(const DhtId& key);
   void update_gauges();
 
@@ -80,6 +83,7 @@ class Protocol {
   Condition alone;            ///< notified when the last node of the table was lost
   std::deque<PeerId> former;  ///< nodes that were lost, the latest last; bounded
   Storage storage, cache;
+  Blacklist failing;  ///< nodes that searches leave alone for a while
 
   /// One thing to store: a regular value or an entry of a dictionary.
   struct Incoming {
@@ -130,16 +134,31 @@ class Protocol {
                                       const CallMetrics& counters);
   Task<Result<std::string>> call_in_turn(PeerId peer, const char* method, std::string request,
                                          const CallMetrics& counters);
+  /// A turn to ping a peer that has called us, which counts for its network.
+  struct CallBack {
+    CallBack(Protocol& protocol, std::string of);
+    CallBack(CallBack&& other) noexcept
+        : network(std::move(other.network)), units(std::move(other.units)), self(std::exchange(other.self, nullptr)) {}
+    ~CallBack();
+    std::string network;
+    Semaphore::Units units;
+    Protocol* self;
+  };
+  Task<std::optional<CallBack>> turn_to_call_back(PeerId peer, Deadline deadline);
   /// Whether the peer is a member, and knows that we are one.
   Task<Result<>> prove(PeerId peer, bool calls_us, Deadline deadline);
   Task<Result<std::vector<bool>>> send_store(PeerId peer, std::vector<WireRecord> records);
-  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, Draw draw = {});
+  Task<Result<std::vector<Finding>>> send_find(PeerId peer, std::vector<DhtId> keys, Draw draw = {},
+                                               std::optional<Deadline> until = {});
   /// The same for keys of several searches, which may be looking for the same ones.
   Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
   Task<Finding> read_finding(FindResultView result) const;
 
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
+  /// The same by a request.
+  void called_by(std::string_view node_id, const PeerId& caller);
+  Task<void> find_out_whether_it_answers(PeerId peer);
   void lost(const PeerId& peer);
   /// A reply that cannot be.
   Error malformed(const PeerId& peer, const char* method);
@@ -151,6 +170,7 @@ class Protocol {
   static Task<void> send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<WireRecord> records,
                                Semaphore::Units turn);
   Task<void> revalidate();
+  Task<std::vector<DhtId>> all_keys(const Storage& store);
 
   /// Calls to one busy node.
   struct Queue {
@@ -165,12 +185,15 @@ class Protocol {
   Semaphore hand_overs_;  // batches on their way
   std::unordered_map<PeerId, TimePoint> handed_over_;
   Semaphore slots_;
-  Semaphore call_backs_;  // for pings that ask for one
+  Semaphore call_backs_;                                       // for pings that ask for one
+  std::unordered_map<std::string, std::size_t> calling_back_;  // by network
+  Condition called_back_one_;
   std::unordered_set<PeerId> called_back_;
-  std::unordered_map<PeerId, Queue> busy_;  // nodes that said so, with the calls that wait for them
-  Blacklist overloaded_;                    // nodes that went on saying so
-  Blacklist strangers_;                     // peers that could not prove to be members
-  std::unordered_set<PeerId> proving_;      // right now
+  std::unordered_set<PeerId> checked_again_;  // right now
+  std::unordered_map<PeerId, Queue> busy_;    // nodes that said so, with the calls that wait for them
+  Blacklist overloaded_;                      // nodes that went on saying so
+  Blacklist strangers_;                       // peers that could not prove to be members
+  std::unordered_set<PeerId> proving_;        // right now
   Condition proven_;
   RateLimiter rates_;
   TokenBucket checks_inline_;                              // signatures that the loop checks itself

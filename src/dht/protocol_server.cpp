@@ -20,10 +20,11 @@ constexpr std::size_t kNeighbourBytes = 22 + 2 + PeerId::kMaxSize;
 constexpr std::size_t kKeysPerTurn = 128;      // looked up in one turn of the loop: about a millisecond
 constexpr std::size_t kEncodedPerTurn = 8192;  // entries that are encoded in one: the same
 constexpr std::size_t kBytesPerTurn = 128 * 1024;
-constexpr std::size_t kBytesOfAKey = 1024;  // of requests and replies, that cost as much as a key
-constexpr std::size_t kEncodedOfAKey = 16;  // entries that are encoded at the cost of a key
-constexpr std::size_t kKeysOfACheck = 4;    // that cost as much as checking one signature of RSA-2048
-constexpr std::size_t kStoreLists = 5;      // of a store request, each with an item per record
+constexpr std::size_t kBytesOfAKey = 1024;     // of requests and replies, that cost as much as a key
+constexpr std::size_t kEncodedOfAKey = 16;     // entries that are encoded at the cost of a key
+constexpr std::size_t kKeysOfACheck = 4;       // that cost as much as checking one signature of RSA-2048
+constexpr std::size_t kKeysOfASignature = 48;  // the same of making one, less than it takes: few calls are many keys
+constexpr std::size_t kStoreLists = 5;         // of a store request, each with an item per record
 // Keys that a request may name again: earlier versions join searches for one key into a request of sixteen keys.
 constexpr std::size_t kMostRepeated = 16;
 // Checks for callers that wait for the thread which does them, counted in signatures of RSA-2048: half a second's work,
@@ -68,6 +69,7 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
     log::debug("dht", "a request of {} is not authorised: {}", caller, nonce.error());
     co_return nonce.error();
   }
+  if (!allows(caller, kKeysOfASignature)) co_return Error(rpc::Errc::busy, "more signed calls than the node answers");
   CO_TRY(auto reply, co_await (this->*handler)(caller, std::move(bytes)));
   co_return signed_calls_->sign_reply(reply, *nonce);
 }
@@ -102,14 +104,14 @@ Task<Result<std::string>> Protocol::on_ping(PeerId caller, std::string bytes) {
     // and one peer is called back once at a time.
     if (!called_back_.insert(caller).second) co_return refuse_busy(metrics.ping);
     const auto once = on_exit([&] { called_back_.erase(caller); });
-    const auto slot = co_await call_backs_.acquire(1, runtime.after(options.wait_timeout / 2));
-    if (!slot) co_return refuse_busy(metrics.ping);
+    const auto turn = co_await turn_to_call_back(caller, runtime.after(options.wait_timeout / 2));
+    if (!turn) co_return refuse_busy(metrics.ping);
     auto back = co_await ping(caller, false);
     welcome = back ? *back == claimed : back.error() == rpc::Errc::busy;  // a busy peer can be reached
     reply.set_available(welcome);
   }
   if (welcome) {
-    heard_from(request.peer().node_id(), caller);
+    called_by(request.peer().node_id(), caller);
   } else {
     lost(caller);
   }
@@ -141,7 +143,7 @@ Task<Result<std::string>> Protocol::on_store(PeerId caller, std::string bytes) {
   }
   if (!allows(caller, cost) || !may_check(caller)) co_return refuse_busy(metrics.store);
   metrics.store.served.increment();
-  heard_from(request.peer().node_id(), caller);
+  called_by(request.peer().node_id(), caller);
   if (bytes.size() > kBytesPerTurn) co_await runtime.yield();  // the request was read in this one
   const auto stored = co_await store_locally(std::move(records), caller, true);
   proto::StoreResponse reply;
@@ -313,7 +315,7 @@ Task<Result<std::string>> Protocol::on_find(PeerId caller, std::string bytes) {
   if (keys.size() - distinct.size() > (request.most_entries() > 0 ? 0 : kMostRepeated))
     co_return refuse(metrics.find, Errc::malformed_request, "rpc_find that names keys again and again");
   metrics.find.served.increment();
-  heard_from(request.peer().node_id(), caller);
+  called_by(request.peer().node_id(), caller);
   const auto asker = DhtId::from_bytes(as_bytes(request.peer().node_id()));
   // The neighbours of all keys must fit; values only as far as there is room.
   const std::size_t reserved = kReplyOverhead + keys.size() * (options.bucket_size * kNeighbourBytes + 16);

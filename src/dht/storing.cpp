@@ -176,7 +176,7 @@ Task<void> Dht::Impl::store_on_replicas(StorePlan& plan, std::vector<NodeEntry> 
   for (;;) {
     while (plan.answered + under_way < plan.replicas && next < candidates.size()) {
       const NodeEntry& node = candidates[next++];
-      if (node.id != protocol.node_id && blacklist.contains(node.peer, runtime.now())) continue;
+      if (node.id != protocol.node_id && protocol.failing.contains(node.peer, runtime.now())) continue;
       ++under_way;
       calls.spawn(store_on(plan, node, under_way, changed), "store on replica");
     }

@@ -277,6 +277,39 @@ TEST_P(LostLeaders, CostTheOthersNoMoreThanTheirDeclaredTime) {
   EXPECT_LE(again.wait, kTwoRoundTrips);
 }
 
+/// As another averager of the same program has noticed.
+TEST_F(Reforming, APeerThatDoesNotAnswerIsAskedToLeadWhenNobodyElseIsThere) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  auto sleeper = swarm.runtime().submit([&] { return peers[2]->averager->step({.timeout = 60s}); });
+  swarm.pass(300ms);  // it has declared itself
+  swarm.fabric().partition({sim::Swarm::ip(3)}, {sim::Swarm::ip(1), sim::Swarm::ip(2)});
+  for (std::size_t i = 0; i < 2; ++i) peers[i]->dht->doubt(id(2));
+  const auto without = average({{0}, {1}});
+  expect_group_of(without.results, 2);
+  EXPECT_LE(without.wait, 2s + kTwoRoundTrips) << "min_matchmaking_time";
+}
+
+TEST_F(Reforming, APlainValueUnderTheirKeyKeepsNobodyFromMeeting) {
+  Peer& liar = join();
+  for (int i = 0; i < 3; ++i) add(quick());
+  const double later = liar.dht->now() + 6 * 86400;
+  for (const std::string key : {"test.0b", "test.last.0b"}) (void)swarm.run(liar.dht->store(key, 1, later));
+  expect_group_of(average({{1}, {2}, {3}}).results, 3);
+}
+
+TEST_F(Reforming, PeersThatDoubtEachOtherMeet) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  const auto doubt = [](Runtime& runtime, Dht& dht, PeerId other) -> Task<void> {
+    for (;; co_await runtime.sleep_for(1ms)) dht.doubt(other);
+  };
+  TaskGroup doubting(swarm.runtime(), "doubts");
+  for (const std::size_t one : {0u, 1u})
+    doubting.spawn(doubt(swarm.runtime(), *peers[one]->dht, id(1 - one)), "doubts");
+  const auto meeting = average_all();
+  expect_group_of(meeting.results, 2);
+  EXPECT_LE(meeting.wait, 4s + kTwoRoundTrips) << "twice min_matchmaking_time";
+}
+
 TEST_F(Reforming, MembersThatAreExpectedAreWaitedFor) {
   for (int i = 0; i < 3; ++i) add(quick());
   expect_group_of(average({{0}, {1}}).results, 2);

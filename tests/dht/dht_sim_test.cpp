@@ -330,6 +330,56 @@ TEST_F(DhtSwarm, ADeadPeerIsNotAskedAgainAtOnce) {
   EXPECT_EQ(failures(), first);
 }
 
+TEST_F(DhtSwarm, ANodeThatSleepsHoldsSearchesUpOnceAndIsAskedAgainWhenItWakesUp) {
+  add_many(6);
+  const auto look_up = [&](const std::string& key) {
+    const TimePoint start = swarm.runtime().now();
+    EXPECT_FALSE(get(*nodes[5], key, true));
+    return swarm.runtime().now() - start;
+  };
+  swarm.fabric().partition({ip_of(3)}, {ip_of(0), ip_of(1), ip_of(2), ip_of(4), ip_of(5)});
+  EXPECT_GE(look_up("first"), 3s);
+  for (const auto pause : {6s, 15s, 40s}) {
+    swarm.pass(pause);  // longer than it is left alone
+    EXPECT_LE(look_up("after " + std::to_string(pause.count())), 1200ms);
+    EXPECT_TRUE(nodes[5]->doubts(nodes[3]->host().id()));
+  }
+  swarm.fabric().heal();
+  (void)get(*nodes[3], "of its own", true);
+  swarm.pass(1s);
+  EXPECT_FALSE(nodes[5]->doubts(nodes[3]->host().id()));
+}
+
+TEST_F(DhtSwarm, ASlowNodeIsNotTakenForOneThatSleeps) {
+  add_many(2, kNoCaching);
+  ASSERT_TRUE(store(*nodes[0], "key", 1, in(600)));
+  swarm.fabric().partition({ip_of(0)}, {ip_of(1)});
+  swarm.pass(1s);
+  nodes[1]->doubt(nodes[0]->host().id());
+  swarm.pass(4s);
+  EXPECT_TRUE(nodes[1]->doubts(nodes[0]->host().id()));
+  swarm.fabric().heal();
+  swarm.fabric().set_default_link({.latency = 700ms});  // and more than a second for an answer
+  swarm.pass(10s);
+  for (int i = 0; i < 3 && nodes[1]->doubts(nodes[0]->host().id()); ++i) {
+    (void)get(*nodes[1], "key", true);
+    swarm.pass(6s);
+  }
+  EXPECT_FALSE(nodes[1]->doubts(nodes[0]->host().id()));
+}
+
+TEST_F(DhtSwarm, OneLargeRecordAmongManyKeysCostsAFewCalls) {
+  add({.num_replicas = 1});
+  ASSERT_TRUE(store(*nodes[0], "large", msgpack::Bin{std::string(600 * 1024, 'x')}, in(600)));
+  Dht& reader = add({.client_mode = true});
+  std::vector<Key> keys{"large"};
+  for (int i = 0; i < 15; ++i) keys.push_back("missing " + std::to_string(i));
+  const double before = served("find");
+  const auto found = swarm.run(reader.get_many(keys, true));
+  EXPECT_TRUE(found[0]);
+  EXPECT_LE(served("find") - before, 8);
+}
+
 TEST_F(DhtSwarm, ANewcomerReceivesTheRecordsItIsNowNearestTo) {
   add();
   ASSERT_TRUE(store(*nodes[0], "old", 1, in(600)));

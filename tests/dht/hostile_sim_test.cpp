@@ -20,13 +20,13 @@ class HostileSwarm : public DhtSwarm {
   Result<std::string> call(Dht& from, std::size_t to, const char* method, const std::string& request) {
     return swarm.run(rpc::call_unary(from.host(), swarm.host(to).id(), method, request, swarm.after(3s)));
   }
-  static void put(proto::StoreRequest& request, std::string key, std::string tag, std::string value,
-                  double expiration) {
+  static void put(proto::StoreRequest& request, std::string key, std::string tag, std::string value, double expiration,
+                  bool in_cache = false) {
     request.add_keys(std::move(key));
     request.add_subkeys(std::move(tag));
     request.add_values(std::move(value));
     request.add_expiration_time(expiration);
-    request.add_in_cache(false);
+    request.add_in_cache(in_cache);
   }
   std::vector<bool> stored(Dht& from, std::size_t to, const proto::StoreRequest& request) {
     proto::StoreResponse reply;
@@ -251,6 +251,28 @@ TEST_F(HostileSwarm, ARecordThatDoesNotDecodeDoesNotHideAnOlderGoodOne) {
   put(request, DhtId::of("key").binary(), "\xc0", "\xc1 no msgpack", in(60));
   EXPECT_TRUE(stored(reader, 1 - holder, request)[0]) << "a node without validators cannot know";
   EXPECT_EQ(*get(reader, "key", true)->value(), msgpack::Value("good"));
+}
+
+TEST_F(HostileSwarm, WhatAnybodyPutsIntoCachesHidesNoEntries) {
+  add_many(8, {.cache_nearest = 0});
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(store(*nodes[static_cast<std::size_t>(i)], "dict", i, "honest", in(60)));
+  Dht& liar = add({.client_mode = true});
+  const double later = in(6 * 86400);
+  for (const char* tag : {"\xa4liar", "\xc0"}) {  // an entry of its own, then a plain value
+    for (std::size_t i = 0; i < 8; ++i) {
+      proto::StoreRequest request;
+      put(request, DhtId::of("dict").binary(), tag, "\x01", later, true);
+      (void)stored(liar, i, request);
+    }
+    Dht& reader = add({.cache_locally = false, .client_mode = true});
+    for (const auto& node : nodes) {
+      if (node.get() == &liar) continue;
+      const auto found = get(*node, "dict", true);
+      ASSERT_TRUE(found) << found.error();
+      EXPECT_GE(found->entries().size(), 3u);
+    }
+    EXPECT_GE(swarm.run(reader.get_sampled("dict", 2, {.most_entries = 10})).value().entries().size(), 3u);
+  }
 }
 
 TEST_F(HostileSwarm, ASchemaKeepsMalformedProgressOut) {
@@ -555,6 +577,31 @@ TEST_F(HostileSwarm, NewcomersWhoComeAllAtOnceAreAllCalledBack) {
         ask_for_welcome(newcomer->host(), swarm.host(0).id(), request.SerializeAsString(), swarm.after(3s), welcome));
   swarm.pass(3s);
   EXPECT_EQ(welcome, 150);
+}
+
+Task<void> ask_for_welcome_again_and_again(p2p::Host& from, PeerId peer, std::string ping) {
+  for (;; co_await from.runtime().sleep_for(10ms))
+    (void)co_await rpc::call_unary(from, peer, "DHTProtocol.rpc_ping", ping, from.runtime().after(10s));
+}
+
+TEST_F(HostileSwarm, NewcomersOfOneNetworkThatDoNotAnswerKeepNobodyElseOut) {
+  add();
+  std::vector<std::unique_ptr<rpc::Server>> silent;
+  TaskGroup pings(swarm.runtime(), "pings");
+  for (int i = 0; i < 130; ++i) {
+    p2p::Host& host = swarm.add_host_at("8.8.8." + std::to_string(i + 1));
+    silent.push_back(std::make_unique<rpc::Server>(host));
+    silent.back()->add_unary("DHTProtocol.rpc_ping",
+                             [&](PeerId, std::string) { return answer_after(swarm.runtime(), 1h, ""); });
+    ASSERT_TRUE(swarm.run(host.connect(swarm.host(0).visible_addresses().front(), swarm.after(5s))));
+    pings.spawn(ask_for_welcome_again_and_again(host, swarm.host(0).id(), newcomers_ping().SerializeAsString()));
+  }
+  swarm.pass(10s);
+  Dht newcomer(swarm.add_host());
+  const TimePoint start = swarm.runtime().now();
+  const auto joined = swarm.run(newcomer.start({swarm.host(0).visible_addresses().front()}));
+  EXPECT_TRUE(joined) << joined.error();
+  EXPECT_LT(swarm.runtime().now() - start, 1s);
 }
 
 TEST_F(HostileSwarm, APeerThatFloodsIsRefusedWhileOthersAreServed) {

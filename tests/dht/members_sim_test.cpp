@@ -71,6 +71,15 @@ TEST_F(Members, ATokenIsGoodForThePeerThatItNamesAndForAnHour) {
   EXPECT_TRUE(members->is_valid(members->token(), host.id())) << "renewed";
 }
 
+TEST_F(Members, ATokenThatWasMadeWhileTheClockWasAheadIsMadeAnew) {
+  auto& host = swarm.add_host();
+  const auto members = by_secret(host.id());
+  swarm.runtime().shift_wall_clock(24h);
+  (void)members->token();
+  swarm.runtime().shift_wall_clock(-24h);
+  EXPECT_TRUE(members->is_valid(members->token(), host.id()));
+}
+
 TEST_F(Members, AShortSecretIsRefused) {
   EXPECT_EQ(members_by_secret(swarm.runtime(), "short", {}, signer()).error(), cohive::Errc::invalid_argument);
 }

@@ -348,6 +348,45 @@ TEST(Traversal, WithoutAnybodyToAskItEndsAtOnce) {
   EXPECT_TRUE(world.runtime.run(nothing.run()));
 }
 
+TEST(Blacklist, DoubtsForAWhileAfterABan) {
+  Blacklist blacklist(5s, 2.0);
+  const PeerId peer = peer_of(1);
+  TimePoint now{};
+  blacklist.doubt(peer, now);
+  EXPECT_FALSE(blacklist.contains(peer, now));
+  EXPECT_TRUE(blacklist.doubts(peer, now));
+  EXPECT_FALSE(blacklist.doubts(peer, now + 2min));
+  blacklist.failed(peer, now);
+  blacklist.doubt(peer, now);
+  EXPECT_TRUE(blacklist.contains(peer, now + 4s)) << "not shortened by a doubt";
+  EXPECT_TRUE(blacklist.doubts(peer, now + 30s));
+  blacklist.succeeded(peer);
+  EXPECT_FALSE(blacklist.doubts(peer, now));
+}
+
+TEST(Blacklist, WhoShowsItselfSitsOutHalfOfABan) {
+  Blacklist blacklist(10s, 2.0);
+  const PeerId peer = peer_of(1);
+  TimePoint now{};
+  blacklist.failed(peer, now);
+  blacklist.answered(peer, now + 1s);
+  EXPECT_TRUE(blacklist.contains(peer, now + 9s)) << "it may answer pings alone";
+  EXPECT_FALSE(blacklist.doubts(peer, now + 11s)) << "it has the usual time then";
+  blacklist.failed(peer, now += 10s);
+  EXPECT_TRUE(blacklist.doubts(peer, now));
+  blacklist.answered(peer, now += 10s);
+  EXPECT_FALSE(blacklist.contains(peer, now)) << "half of 20 s";
+  blacklist.failed(peer, now);
+  EXPECT_TRUE(blacklist.contains(peer, now + 39s)) << "longer each time all the same";
+  blacklist.succeeded(peer);
+  blacklist.doubt(peer, now);
+  blacklist.answered(peer, now);
+  EXPECT_FALSE(blacklist.holds(peer, now));
+  blacklist.failed(peer, now, false);
+  blacklist.failed(peer, now += 10s, false);
+  EXPECT_FALSE(blacklist.contains(peer, now + 10s)) << "no longer than before";
+}
+
 TEST(Blacklist, BansLongerEachTimeUntilASuccess) {
   Blacklist blacklist(5s, 2.0);
   const PeerId peer = peer_of(1);
@@ -366,7 +405,9 @@ TEST(Blacklist, BansLongerEachTimeUntilASuccess) {
   EXPECT_FALSE(blacklist.contains(peer, now + 2h)) << "never for long";
   Blacklist none(0s, 2.0);
   none.failed(peer, now);
+  none.doubt(peer, now);
   EXPECT_FALSE(none.contains(peer, now));
+  EXPECT_FALSE(none.doubts(peer, now));
 }
 
 struct Sender {

@@ -40,7 +40,7 @@ struct DhtOptions {
   std::size_t num_workers = 4;     ///< parallel calls of one search
   std::size_t chunk_size = 16;     ///< keys per refresh batch, and per find call at most
   std::size_t parallel_rpc = 256;  ///< outgoing calls at once
-  Duration blacklist_time = 5s;    ///< for which a node that failed is left alone
+  Duration blacklist_time = 5s;    ///< for which a node that failed is left alone; then it has a second to answer
   double backoff_rate = 2.0;       ///< by which that time grows with every failure in a row
   std::shared_ptr<Authorizer> authorizer;  ///< of a moderated swarm: outsiders are neither served nor believed
   std::optional<DhtId> node_id;            ///< of an earlier run with the same identity; nullopt: a random one
@@ -182,6 +182,13 @@ class Dht {
   Task<Result<>> save(std::filesystem::path path, std::vector<SavedPeer>& peers, StateLimits limits = {});
   /// Takes records of an earlier run back, checked as if another node had sent them. Returns how many were kept.
   Task<std::size_t> restore(std::vector<WireRecord> records);
+
+  /// Whether the peer did not answer when it was asked last, as a node or otherwise (doubt()), nor has since; until a
+  /// minute after it was left alone at most.
+  bool doubts(const PeerId& peer) const;
+  /// The peer has not answered something else in time: its node is asked right away whether it is there, and until it
+  /// answers, searches give it a second.
+  void doubt(const PeerId& peer);
 
   double now() const;  ///< DHT time: Unix seconds
   /// Returns this node's place in the DHT.

@@ -84,6 +84,7 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
   auto call = co_await rpc::open_call(host, peer, context_.protocol, first_reply);
   const auto failed = [&](JoinOutcome outcome, const std::string& detail) {
     note(outcome, peer, detail);
+    if (outcome == JoinOutcome::unreachable) context_.finder.dht.doubt(peer);
     return std::nullopt;
   };
   if (!call) co_return failed(JoinOutcome::unreachable, call.error().message());

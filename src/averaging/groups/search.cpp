@@ -9,6 +9,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
+#include "cohive/dht/schema.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "redial.hpp"
@@ -21,6 +22,7 @@ constexpr std::size_t kDeclaredReplicas = 3;
 constexpr int kLooks = 8;               // for newcomers, between two searches, where many are declared
 constexpr Duration kLookPause = 250ms;  // between these
 constexpr std::size_t kMostInLastRound = 4096;
+constexpr std::size_t kMostKeptKeys = 64;
 constexpr std::size_t kMostQueued = 4 * kManyDeclared;
 constexpr std::size_t kFewUnreachable = 3;  // leaders, after which those go first that this peer is in contact with
 
@@ -49,7 +51,17 @@ SearchContext::SearchContext(FinderContext context)
       stragglers(runtime, reputation, finder.dht.host().id(), finder.options.straggler_timeout),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
-      background(runtime, "matchmaking") {}
+      background(runtime, "matchmaking") {
+  keep_to_dictionary();
+}
+
+/// A plain value that somebody stores under our key for a week would take the place of all declarations.
+void SearchContext::keep_to_dictionary() {
+  std::string key = keys.text();
+  if (kept_keys_.size() >= kMostKeptKeys || !kept_keys_.insert(key).second) return;
+  const auto dictionary = dht::SchemaType::map(dht::SchemaType::any(), dht::SchemaType::any());
+  finder.dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::SchemaFields{{std::move(key), dictionary}}));
+}
 
 void SearchContext::remember(const Group& group, bool reforms) {
   known.found(group, reforms && keys.reforms());
@@ -68,9 +80,11 @@ void SearchContext::meet(const std::vector<Member>& members) {
 }
 
 void SearchContext::begin_search() {
+  keep_to_dictionary();
   for (const PeerId& peer : known.take_contributors()) reputation.record_success(peer);
   known.drop_members([this](const PeerId& peer) { return !admits(peer); });
-  if (const auto leader = known.leader(); leader && *leader != own() && !may_lead(*leader)) known.forget();
+  const auto leader = known.leader();
+  if (leader && *leader != own() && (!may_lead(*leader) || finder.dht.doubts(*leader))) known.forget();
   if (!keys.is_last()) return;
   for (const PeerId& peer : std::exchange(in_last_round_, {})) known.came(peer);
 }
@@ -149,6 +163,7 @@ Search::Search(SearchContext& context, Member own, const SearchPlan& plan, doubl
       grace_end_(runtime_.now() + options_.request_timeout / 2),
       newcomers_end_(runtime_.now() + options_.min_matchmaking_time / 4),
       strangers_end_(runtime_.now() + options_.min_matchmaking_time / 8),
+      doubts_end_(runtime_.now() + options_.min_matchmaking_time),
       expected_members_(plan.expected_members),
       expected_since_(runtime_.now()),
       refresh_wanted_(runtime_, "wish to refresh leaders"),
@@ -339,11 +354,14 @@ std::optional<Search::Candidate> Search::first_candidate() {
     return !comes && !context_.known.has_left(one.peer) && context_.admits(one.peer);
   };
   const auto may_lead = [&](const Candidate& one) { return may_be_asked(one) && context_.may_lead(one.peer); };
+  const auto answers = [&](const Candidate& one) { return may_lead(one) && !context_.finder.dht.doubts(one.peer); };
   auto first = queue_.end();
   if (context_.is_crowded() || report_.unreachable >= kFewUnreachable)
     first = std::ranges::find_if(
-        queue_, [&](const Candidate& one) { return may_lead(one) && context_.is_in_contact(one.peer); });
-  if (first == queue_.end()) first = std::ranges::find_if(queue_, may_lead);
+        queue_, [&](const Candidate& one) { return answers(one) && context_.is_in_contact(one.peer); });
+  if (first == queue_.end()) first = std::ranges::find_if(queue_, answers);
+  // Peers that all slept lately may doubt each other.
+  if (first == queue_.end() && runtime_.now() >= doubts_end_) first = std::ranges::find_if(queue_, may_lead);
   // A peer that cannot lead itself has no choice.
   if (first == queue_.end() && options_.mode == PeerMode::client) first = std::ranges::find_if(queue_, may_be_asked);
   return first == queue_.end() ? std::nullopt : std::optional(*first);

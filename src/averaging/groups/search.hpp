@@ -74,7 +74,9 @@ struct SearchContext {
 
  private:
   static Task<void> look_for_newcomers(SearchContext& self);
+  void keep_to_dictionary();
 
+  std::set<std::string> kept_keys_;
   std::set<PeerId> in_last_round_;  // of these, as far as was seen here
   Duration last_storing_{}, stretch_{};
   bool looking_around_ = false, crowded_ = false;
@@ -193,6 +195,7 @@ class Search {
   TimePoint grace_end_;      // until then the members of the known group are expected to come by themselves
   TimePoint newcomers_end_;  // until then newcomers are waited for: one that looks for a group comes at once
   TimePoint strangers_end_;  // until then a group that has not met before is not complete: the count may be old
+  TimePoint doubts_end_;     // until then no peer is asked to lead that did not answer lately
   std::size_t expected_members_ = 0;
   TimePoint expected_since_;  // when the owner of the round said so
 

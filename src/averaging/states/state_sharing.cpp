@@ -8,6 +8,7 @@
 #include "cohive/core/names.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/dht/dht.hpp"
+#include "cohive/dht/schema.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "donors.hpp"
 #include "repeated_downloads.hpp"
@@ -42,7 +43,11 @@ struct StateSharing::Impl {
         repeated(runtime),
         snapshots(runtime, options.codec),
         server(d.host()),
-        tasks(runtime, "state sharing") {}
+        tasks(runtime, "state sharing") {
+    // A plain value under the key would take the place of what all donors say.
+    const auto dictionary = dht::SchemaType::map(dht::SchemaType::any(), dht::SchemaType::any());
+    dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::SchemaFields{{declared_under, dictionary}}));
+  }
 
   static Task<void> declare(Impl& self);
   Task<Result<>> serve_whole(rpc::ServerStream& stream);

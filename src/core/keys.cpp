@@ -12,14 +12,13 @@
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/crypto.pb.h"
+#include "detail/key_limits.hpp"
 
 namespace cohive {
 namespace {
 
 constexpr std::size_t kMaxKeyBytes = 8192;
-constexpr int kMinRsaBits = 2048;
-constexpr int kMaxRsaBits = 8192;
-constexpr int kMaxExponentBits = 32;  // as Go has it; larger ones make a check take milliseconds
+constexpr int kMaxExponentBits = 32;
 constexpr std::size_t kEd25519Public = 32;
 constexpr std::size_t kEd25519Seed = 32;
 
@@ -31,14 +30,6 @@ struct Deleter {
   void operator()(OSSL_PARAM* params) const { OSSL_PARAM_free(params); }
 };
 using Pkey = std::unique_ptr<EVP_PKEY, Deleter>;
-
-int exponent_bits(const EVP_PKEY* key) {
-  BIGNUM* exponent = nullptr;
-  EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_RSA_E, &exponent);
-  const int bits = exponent ? BN_num_bits(exponent) : 0;
-  BN_free(exponent);
-  return bits;
-}
 
 Error malformed_key(std::string what) {
   return Error(Errc::malformed, std::move(what));
@@ -56,16 +47,6 @@ Pkey public_from_spki(ByteView der, int wanted_type) {
   Pkey key(d2i_PUBKEY(nullptr, &at, static_cast<long>(der.size())));
   if (!key || at != der.data() + der.size() || EVP_PKEY_get_base_id(key.get()) != wanted_type) return nullptr;
   return key;
-}
-
-/// The NIST curves by name, as Go's x509 has it: a peer's own curve parameters cost time and prove nothing.
-bool is_named_nist_curve(const EVP_PKEY* key) {
-  int is_explicit = 1;
-  EVP_PKEY_get_int_param(key, OSSL_PKEY_PARAM_EC_DECODED_FROM_EXPLICIT_PARAMS, &is_explicit);
-  char name[32] = {};
-  if (is_explicit || EVP_PKEY_get_group_name(key, name, sizeof name, nullptr) <= 0) return false;
-  const std::string_view curve(name);
-  return curve == "prime256v1" || curve == "secp384r1" || curve == "secp521r1" || curve == "secp224r1";
 }
 
 Pkey secp256k1_public(ByteView point) {
@@ -111,6 +92,23 @@ int encode_traditional(const EVP_PKEY* key, unsigned char** out) {
 
 }  // namespace
 
+bool detail::has_quick_exponent(const EVP_PKEY* key) {
+  BIGNUM* exponent = nullptr;
+  EVP_PKEY_get_bn_param(key, OSSL_PKEY_PARAM_RSA_E, &exponent);
+  const bool is_quick = exponent && BN_num_bits(exponent) <= kMaxExponentBits;
+  BN_free(exponent);
+  return is_quick;
+}
+
+bool detail::is_on_named_nist_curve(const EVP_PKEY* key) {
+  int is_explicit = 1;
+  EVP_PKEY_get_int_param(key, OSSL_PKEY_PARAM_EC_DECODED_FROM_EXPLICIT_PARAMS, &is_explicit);
+  char name[32] = {};
+  if (is_explicit || EVP_PKEY_get_group_name(key, name, sizeof name, nullptr) <= 0) return false;
+  const std::string_view curve(name);
+  return curve == "prime256v1" || curve == "secp384r1" || curve == "secp521r1" || curve == "secp224r1";
+}
+
 struct PublicKey::Impl {
   KeyType type;
   std::string protobuf;
@@ -134,9 +132,9 @@ Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
       impl->pkey = public_from_spki(data, EVP_PKEY_RSA);
       if (!impl->pkey) return malformed_key("RSA public key is not a DER SubjectPublicKeyInfo");
       const int bits = EVP_PKEY_get_bits(impl->pkey.get());
-      if (bits < kMinRsaBits || bits > kMaxRsaBits)
+      if (bits < detail::kMinRsaBits || bits > detail::kMaxRsaBits)
         return Error(Errc::limit_exceeded, "RSA key of " + std::to_string(bits) + " bits (2048 to 8192 are accepted)");
-      if (exponent_bits(impl->pkey.get()) > kMaxExponentBits)
+      if (!detail::has_quick_exponent(impl->pkey.get()))
         return Error(Errc::limit_exceeded, "RSA key whose exponent makes each check slow");
       break;
     }
@@ -148,7 +146,8 @@ Result<PublicKey> PublicKey::from_protobuf(ByteView serialised) {
     case proto::ECDSA:
       impl->pkey = public_from_spki(data, EVP_PKEY_EC);
       if (!impl->pkey) return malformed_key("ECDSA public key is not a DER SubjectPublicKeyInfo");
-      if (!is_named_nist_curve(impl->pkey.get())) return malformed_key("ECDSA public key is not on a named NIST curve");
+      if (!detail::is_on_named_nist_curve(impl->pkey.get()))
+        return malformed_key("ECDSA public key is not on a named NIST curve");
       break;
   }
   // The canonical encoding names the peer, whatever order or extra fields the bytes had.

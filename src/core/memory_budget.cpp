@@ -37,7 +37,7 @@ std::shared_ptr<const MemoryBudget::Account> MemoryBudget::account(const PeerId&
 }
 
 bool MemoryBudget::Account::add(std::size_t bytes) const {
-  if (!state_) return true;
+  if (!state_ || bytes == 0) return true;  // what holds nothing leaves no entry, which nothing would remove
   State& state = *state_;
   if (state.held + bytes > state.total - state.total / kReserve) {
     const auto own = state.networks.find(network_);

@@ -31,6 +31,8 @@ constexpr std::size_t kResumptions = 4;
 constexpr Duration kLagPeriod = 100ms;
 /// A turn that takes so long is counted: no peer was served meanwhile. The log names one in so much time.
 constexpr Duration kStall = 50ms, kStallsToldEvery = 10s;
+/// How many turns a timer that is late by as much leaves to others first, within as much time.
+constexpr int kTurnsBeforeLateTimers = 8;
 constexpr Duration kProcessorTimeEvery = 10ms;  // of what is told of a stall
 /// A slow disk and a silent router at a time, and one of each besides.
 constexpr std::size_t kIoThreads = 4;
@@ -79,6 +81,7 @@ class AsioRuntime final : public Runtime {
   }
 
   void on_timers_changed() noexcept override {
+    if (late_timers_posted_) return;  // a turn that is to come looks at all timers
     if (system_timer_armed_ && system_timer_at_ <= next_timer()) return;
     arm_system_timer();
   }
@@ -204,10 +207,31 @@ class AsioRuntime final : public Runtime {
 
   void on_system_timer() {
     system_timer_armed_ = false;
+    if (leave_turn_to_others()) return;
     meter_.begin();
     fire_timers(now());
     end_turn([] { return std::string("timers"); });
     if (has_timers() && !system_timer_armed_) arm_system_timer();
+  }
+
+  /// After a stall, of this thread or of the whole machine, deadlines have passed for which all came in time: answers
+  /// lie in the sockets, or have woken tasks that did not run yet. They go first, or healthy peers would be taken for
+  /// dead. A loop that is always late still fires its timers: a few turns later.
+  bool leave_turn_to_others() {
+    const TimePoint time = now();
+    if (turns_left_to_others_ == 0) late_since_ = time;
+    const bool is_late = has_timers() && next_timer() < time - kStall;
+    if (!is_late || turns_left_to_others_ == kTurnsBeforeLateTimers || time - late_since_ >= kStall) {
+      turns_left_to_others_ = 0;
+      return false;
+    }
+    ++turns_left_to_others_;
+    late_timers_posted_ = true;
+    post_turn([](AsioRuntime& self) {
+      self.late_timers_posted_ = false;
+      self.on_system_timer();
+    });
+    return true;
   }
 
   static void measure_lag(void* runtime) {
@@ -228,6 +252,9 @@ class AsioRuntime final : public Runtime {
   asio::steady_timer system_timer_;
   bool system_timer_armed_ = false;
   TimePoint system_timer_at_;
+  bool late_timers_posted_ = false;  // a turn of theirs, in place of the system's timer
+  int turns_left_to_others_ = 0;     // by timers that are late
+  TimePoint late_since_;             // the first of these turns
   bool drain_posted_ = false;
   asio::thread_pool pool_;
   std::optional<asio::thread_pool> io_pool_;  // from the first job on that waits

@@ -220,7 +220,11 @@ Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addre
   if (names.empty()) co_return result;
   const Deadline limit = deadline.min(self_.runtime.after(kResolveTimeout));
   std::vector<Task<Result<std::vector<Multiaddr>>>> queries;
-  for (const auto& known : names) queries.push_back(resolver_.resolve(known.address, limit));
+  for (const auto& known : names) {
+    const bool announced = known.source == Source::announced;
+    queries.push_back(announced ? resolver_.resolve_announced(known.address, limit)
+                                : resolver_.resolve(known.address, limit));
+  }
   auto answers = co_await when_all(self_.runtime, std::move(queries));
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!answers[i]) {

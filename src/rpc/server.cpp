@@ -190,7 +190,9 @@ Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& s
     prefix.push_back(byte->front());
     length = read_varint(prefix);
   }
-  if (length.status == VarintStatus::invalid || length.value > kMaxUnaryFrame) co_return std::nullopt;
+  // Every frame has a call id.
+  const bool is_possible = length.value > kCallIdSize && length.value <= kMaxUnaryFrame;
+  if (length.status == VarintStatus::invalid || !is_possible) co_return std::nullopt;
   Request request;
   request.room = co_await caller.bytes.acquire(length.value, deadline);
   if (!request.room) co_return std::nullopt;

@@ -4,8 +4,11 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <cmath>
 #include <cstddef>
 #include <utility>
+
+#include "core/detail/assertion.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -23,13 +26,24 @@ constexpr int kPatience = 24;               // windows with such a queue: what w
 constexpr int kLevel = 3;                   // windows without growth end the beginning
 constexpr Duration kShortPath = 5ms;
 constexpr Duration kShortestPause = 1ms, kLongestPause = 20ms;
+constexpr double kPacing = 1.25;     // of what the path has carried, so that more is found out
+constexpr double kSamePace = 16;     // a change by one part in so many is none
+constexpr double kMostBytes = 1e15;  // more than any path holds or carries in a second
+
+/// Whole bytes of what a computation says, which may be anything.
+std::uint64_t whole_bytes(double bytes) {
+  return static_cast<std::uint64_t>(std::clamp(bytes, 0.0, kMostBytes));
+}
 
 }  // namespace
 
 void FlightLimit::observe(TimePoint now, const TcpProgress& progress, std::uint64_t in_flight) {
-  const std::uint64_t delivered = progress.delivered;
   const Duration round_trip = progress.path.round_trip;
   if (round_trip <= Duration::zero()) return;
+  // The kernel counts packets. Their size may shrink on the way, and what was delivered before was no less for that.
+  const std::uint32_t packets = progress.packets - std::exchange(packets_, progress.packets);
+  delivered_ += std::uint64_t{packets} * progress.packet_size;
+  const std::uint64_t delivered = delivered_;
   note_round_trip(now, progress.path);
   const Duration length = usual_length();
   // A writer whose socket was full is late, too, but bytes were on their way all the time.
@@ -106,6 +120,7 @@ void FlightLimit::note_round_trip(TimePoint now, const PathState& path) {
 
 double FlightLimit::rate_since(std::size_t windows_ago, TimePoint now, std::uint64_t delivered) const {
   const Window& from = windows_[(count_ - windows_ago) % kAveraged];
+  COHIVE_ASSERT(delivered >= from.delivered && now > from.begin);
   return static_cast<double>(delivered - from.delivered) / to_seconds(now - from.begin);
 }
 
@@ -135,8 +150,8 @@ void FlightLimit::note_rate(double rate) {
   fastest_ = *std::ranges::max_element(rates_);
   best_ = std::max(best_, fastest_);
   const double room = (beginning_ ? kFirstGain : kGain) * fastest_ * to_seconds(way());
-  limit_ = std::max(kLeast, static_cast<std::uint64_t>(room));
-  empty_ = static_cast<std::uint64_t>(fastest_ * to_seconds(usual_length()) / 3);
+  limit_ = std::max(kLeast, whole_bytes(room));
+  empty_ = whole_bytes(fastest_ * to_seconds(usual_length()) / 3);
 }
 
 double FlightLimit::rate() const noexcept {
@@ -154,6 +169,17 @@ Duration FlightLimit::pause(std::uint64_t in_flight) const {
                               kLongestPause);
 }
 
+std::optional<std::uint64_t> SocketPace::change(double rate) {
+  if (rate <= 0) {
+    if (std::exchange(told_, 0) == 0) return std::nullopt;
+    return kUnpaced;
+  }
+  const double pace = kPacing * rate;
+  if (std::abs(pace - told_) <= told_ / kSamePace) return std::nullopt;
+  told_ = pace;
+  return whole_bytes(pace);
+}
+
 TcpProgress tcp_progress(int fd) {
   tcp_info info{};
   socklen_t size = sizeof info;
@@ -162,7 +188,7 @@ TcpProgress tcp_progress(int fd) {
   PathState path{std::chrono::microseconds(info.tcpi_rtt), std::chrono::microseconds(info.tcpi_min_rtt), {}};
   if (size >= offsetof(tcp_info, tcpi_rcv_ooopack) + sizeof info.tcpi_rcv_ooopack)
     path.lost = std::uint64_t{info.tcpi_total_retrans} + info.tcpi_rcv_ooopack;
-  return {std::uint64_t{info.tcpi_delivered} * info.tcpi_snd_mss, path};
+  return {info.tcpi_delivered, info.tcpi_snd_mss, path};
 }
 
 }  // namespace cohive::transport

@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "cohive/core/time.hpp"
 #include "cohive/transport/path.hpp"
@@ -22,7 +23,8 @@ namespace cohive::transport {
 
 /// TcpProgress is what the kernel knows of a TCP connection.
 struct TcpProgress {
-  std::uint64_t delivered = 0;  ///< bytes that the peer has acknowledged, in whatever order, since the connection began
+  std::uint32_t packets = 0;      ///< that the peer has acknowledged since the connection began; begins anew after 2^32
+  std::uint32_t packet_size = 0;  ///< bytes of those that are sent now, which may change
   PathState path;
 };
 /// Asks the kernel about a socket; all is zero where it does not tell.
@@ -66,6 +68,8 @@ class FlightLimit {
   Duration own_queue() const;
 
   static constexpr std::size_t kAveraged = 4, kRates = 8;
+  std::uint32_t packets_ = 0;    // that were delivered by the last look at them
+  std::uint64_t delivered_ = 0;  // bytes of these
   TimePoint last_ = TimePoint::min();
   bool had_room_ = false;                    // since then, at some time
   std::array<Window, kAveraged> windows_{};  // without a pause between them; the newest one is not over
@@ -86,6 +90,21 @@ class FlightLimit {
   double fastest_ = 0;                           // of these
   double best_ = 0, best_before_ = 0;            // of this period, and of the last one
   std::uint64_t limit_ = kNone, empty_ = kNone;  // bytes on their way; so many leave the queue empty
+};
+
+/// Follows the rate of a FlightLimit for a socket, which is told each time that it has changed by much. What may be on
+/// its way would otherwise leave in one burst after a pause, into the queue of the thinnest link.
+class SocketPace {
+ public:
+  static constexpr std::uint64_t kUnpaced = std::numeric_limits<std::uint64_t>::max();  // as the kernel says it
+
+  /// Returns what the socket is to be told, in bytes per second; nullopt where that is what it was told last. Sockets
+  /// begin unpaced.
+  /// \param rate  of the FlightLimit; 0 where nothing is to hold the socket back
+  std::optional<std::uint64_t> change(double rate);
+
+ private:
+  double told_ = 0;  // bytes per second; 0: unpaced
 };
 
 }  // namespace cohive::transport

@@ -83,13 +83,16 @@ void expand(const Multiaddr& address, const std::atomic<bool>& given_up, int& st
   }
 }
 
-Task<Result<std::vector<Multiaddr>>> look_up(Runtime& runtime, Multiaddr address) {
-  auto found = co_await in_background(runtime, [address](const std::atomic<bool>& given_up) {
-    std::vector<Multiaddr> out;
-    int steps = kMaxSteps;
-    expand(address, given_up, steps, out);
-    return out;
-  });
+Task<Result<std::vector<Multiaddr>>> look_up(Runtime& runtime, Multiaddr address, NamedBy named_by) {
+  auto found = co_await in_background(
+      runtime,
+      [address](const std::atomic<bool>& given_up) {
+        std::vector<Multiaddr> out;
+        int steps = kMaxSteps;
+        expand(address, given_up, steps, out);
+        return out;
+      },
+      named_by);
   if (found.empty()) co_return Error(Errc::resolve_failed, address.text());
   co_return found;
 }
@@ -98,11 +101,17 @@ class SystemResolver final : public Resolver {
  public:
   explicit SystemResolver(Runtime& runtime) : runtime_(runtime) {}
   Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
-    if (!is_name(address)) co_return std::vector<Multiaddr>{std::move(address)};
-    co_return co_await within(runtime_, deadline, look_up(runtime_, std::move(address)), "name resolution");
+    co_return co_await resolve_name(std::move(address), NamedBy::user, deadline);
+  }
+  Task<Result<std::vector<Multiaddr>>> resolve_announced(Multiaddr address, Deadline deadline) override {
+    co_return co_await resolve_name(std::move(address), NamedBy::stranger, deadline);
   }
 
  private:
+  Task<Result<std::vector<Multiaddr>>> resolve_name(Multiaddr address, NamedBy named_by, Deadline deadline) {
+    if (!is_name(address)) co_return std::vector<Multiaddr>{std::move(address)};
+    co_return co_await within(runtime_, deadline, look_up(runtime_, std::move(address), named_by), "name resolution");
+  }
   Runtime& runtime_;
 };
 

@@ -18,6 +18,12 @@ StreamReader::~StreamReader() {
   if (!buffered_.empty()) stream_.unread(std::move(buffered_));
 }
 
+/// Lets go of the memory with the last byte: the rest of a message may take its peer a while.
+void StreamReader::consume(std::size_t count) {
+  buffered_.remove_prefix(count);
+  if (buffered_.empty()) buffered_ = Slice();
+}
+
 Task<Result<bool>> StreamReader::fill(Deadline deadline) {
   if (!buffered_.empty()) co_return true;
   CO_TRY(buffered_, co_await stream_.read(deadline));
@@ -31,7 +37,7 @@ Task<Result<>> StreamReader::append_until(Bytes& bytes, std::size_t size, Deadli
     if (!more) co_return Error(cohive::Errc::end_of_stream, stream_.peer());
     const std::size_t count = std::min(size - bytes.size(), buffered_.size());
     bytes.insert(bytes.end(), buffered_.data(), buffered_.data() + count);
-    buffered_.remove_prefix(count);
+    consume(count);
   }
   co_return ok();
 }
@@ -50,7 +56,7 @@ Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit,
       co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "length prefix");
     }
     prefix_.push_back(buffered_.data()[0]);
-    buffered_.remove_prefix(1);
+    consume(1);
     const Varint length = read_varint(prefix_);
     if (length.status == VarintStatus::incomplete) continue;
     if (length.status == VarintStatus::invalid)

@@ -13,7 +13,6 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -39,7 +38,6 @@ constexpr std::size_t kMaxGather = 64;
 constexpr std::size_t kLeastWrite = 8 * 1024;  // where there is room at all
 constexpr Duration kOutOfDescriptors = 100ms;
 constexpr int kUnsent = 64 * 1024;
-constexpr double kPacing = 1.25;               // of what the path has carried, so that more is found out
 constexpr std::size_t kOpenFiles = 64 * 1024;  // at most
 constexpr std::size_t kOtherFiles = 64;        // files of the program, metrics being read, names being resolved
 
@@ -277,8 +275,8 @@ class TcpConnection final : public RawConnection {
         flight_.has_room(runtime_.now(), progress.path);
       } else {
         flight_.observe(runtime_.now(), progress, in_flight);
-        pace();
       }
+      pace();
       const Duration pause = flight_.pause(in_flight);
       const std::uint64_t allowed = flight_.bytes();
       if (pause == Duration::zero()) co_return std::max(kLeastWrite, allowed - std::min(allowed, in_flight));
@@ -286,13 +284,9 @@ class TcpConnection final : public RawConnection {
     }
     co_return std::numeric_limits<std::size_t>::max();
   }
-  /// What may be on its way would otherwise leave in one burst after a pause, into the queue of the thinnest link.
   void pace() {
-    const double rate = kPacing * flight_.rate();
-    if (rate <= 0 || std::abs(rate - paced_at_) <= paced_at_ / 16) return;
-    paced_at_ = rate;
-    const auto bytes_per_second = static_cast<std::uint64_t>(rate);
-    setsockopt(descriptor_.native_handle(), SOL_SOCKET, SO_MAX_PACING_RATE, &bytes_per_second, sizeof bytes_per_second);
+    if (const auto rate = pace_.change(flight_.rate()))
+      setsockopt(descriptor_.native_handle(), SOL_SOCKET, SO_MAX_PACING_RATE, &*rate, sizeof *rate);
   }
   Error failure() const {
     const auto code = errno == ECONNRESET || errno == EPIPE ? cohive::Errc::closed : cohive::Errc::io;
@@ -304,7 +298,7 @@ class TcpConnection final : public RawConnection {
   Multiaddr local_;
   const bool same_machine_;
   FlightLimit flight_;
-  double paced_at_ = 0;  // bytes per second
+  SocketPace pace_;
 };
 
 class TcpListener final : public Listener {

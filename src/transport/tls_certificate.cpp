@@ -8,6 +8,7 @@
 
 #include "cohive/core/crypto.hpp"
 #include "cohive/transport/errors.hpp"
+#include "core/detail/key_limits.hpp"
 
 namespace cohive::transport {
 namespace {
@@ -17,7 +18,6 @@ constexpr std::string_view kTlsSignaturePrefix = "libp2p-tls-handshake:";
 // As rust-libp2p's: clocks of peers are wrong by years.
 constexpr const char* kNotBefore = "750101000000Z";
 constexpr const char* kNotAfter = "40960101000000Z";
-constexpr int kMinRsaBits = 2048, kMaxRsaBits = 8192;
 
 struct Deleter {
   void operator()(ASN1_OBJECT* object) const { ASN1_OBJECT_free(object); }
@@ -107,12 +107,14 @@ bool is_valid_at(const X509& certificate, double wall_time) {
          X509_cmp_time(X509_get0_notAfter(&certificate), &now) > 0;
 }
 
-/// Huge keys cost us time for nothing, small ones prove nothing.
+/// As identity keys are.
 bool is_acceptable(EVP_PKEY* key) {
   if (!key) return false;
-  const int kind = EVP_PKEY_get_base_id(key);
-  if (kind == EVP_PKEY_RSA) return EVP_PKEY_get_bits(key) >= kMinRsaBits && EVP_PKEY_get_bits(key) <= kMaxRsaBits;
-  return kind == EVP_PKEY_EC || kind == EVP_PKEY_ED25519;
+  const int kind = EVP_PKEY_get_base_id(key), bits = EVP_PKEY_get_bits(key);
+  if (kind == EVP_PKEY_RSA)
+    return bits >= detail::kMinRsaBits && bits <= detail::kMaxRsaBits && detail::has_quick_exponent(key);
+  if (kind == EVP_PKEY_EC) return detail::is_on_named_nist_curve(key);
+  return kind == EVP_PKEY_ED25519;
 }
 
 Error failed(std::string why) {

@@ -8,6 +8,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/crypto.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::transport {
@@ -233,6 +234,7 @@ Task<Result<bool>> TlsChannel::read_more() {
 Task<Result<Slice>> TlsChannel::receive() {
   if (!unread_.empty()) co_return std::exchange(unread_, Slice());
   for (;;) {
+    if (broken_) co_return Error(cohive::Errc::closed, "tls: a record could not be encrypted");
     if (!input_.empty() || SSL_has_pending(ssl_.get())) {
       const auto buffered = static_cast<std::size_t>(SSL_pending(ssl_.get()));
       Slice plain = Slice::uninitialised(std::min(kMaxRecord, std::max(input_.size() + buffered, kMinRead)));
@@ -253,23 +255,35 @@ Task<Result<Slice>> TlsChannel::receive() {
   }
 }
 
+/// A peer that misses a record would take the next one for the rest of its frame. Streams hear of the end from the
+/// reader, which the closed connection wakes.
+bool TlsChannel::seal(ByteView record) {
+  if (broken_) return false;
+  if (record.empty()) return true;
+  ERR_clear_error();
+  if (SSL_write(ssl_.get(), record.data(), static_cast<int>(record.size())) > 0) return true;
+  broken_ = true;
+  const char* reason = ERR_reason_error_string(ERR_peek_error());
+  log::debug("transport", "closing a connection: tls: {}", reason ? reason : "a record could not be encrypted");
+  close();
+  return false;
+}
+
 void TlsChannel::append(std::span<const ByteView> parts) {
   thread_local std::array<std::uint8_t, kMaxRecord> record;
   std::size_t filled = 0;
-  const auto seal = [&] {
-    if (filled > 0) SSL_write(ssl_.get(), record.data(), static_cast<int>(filled));
-    filled = 0;
-  };
   for (ByteView part : parts) {
     while (!part.empty()) {
       const std::size_t count = std::min(part.size(), record.size() - filled);
       std::copy_n(part.begin(), count, record.begin() + static_cast<std::ptrdiff_t>(filled));
       filled += count;
       part = part.subspan(count);
-      if (filled == record.size()) seal();
+      if (filled < record.size()) continue;
+      if (!seal(record)) return;
+      filled = 0;
     }
   }
-  seal();
+  seal(ByteView(record).first(filled));
 }
 
 }  // namespace cohive::transport

@@ -62,6 +62,7 @@ class TlsChannel final : public SecureChannel {
   std::string agreed_muxer() const;
   void count_late_message() noexcept;
   bool over_limit() const noexcept;
+  bool seal(ByteView record);
 
   Runtime& runtime_;
   std::shared_ptr<const TlsIdentity> identity_;
@@ -74,6 +75,7 @@ class TlsChannel final : public SecureChannel {
   std::size_t late_messages_ = 0;                ///< of the handshake protocol, after the handshake
   std::uint64_t late_messages_until_ = 0;        ///< the value of bytes_in_ at which counting begins anew
   std::size_t turn_ = 0;                         ///< bytes read since other tasks had their turn
+  bool broken_ = false;                          ///< a record was lost: nothing may follow it
 };
 
 }  // namespace cohive::transport

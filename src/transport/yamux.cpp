@@ -21,6 +21,9 @@ constexpr std::size_t kMinQueue = 8 * 1024, kFirstQueue = 64 * 1024;
 constexpr std::size_t kBulkFrame = 16 * 1024;     // from here on a stream is no short question or answer
 constexpr std::size_t kBulkWindow = 1024 * 1024;  // at least, for a stream that is known to carry much
 constexpr std::size_t kFewBytes = 2 * 1024;
+// Bytes of all streams that may go ahead of the turns of others between two flushes: fewer than a flush takes, or a
+// queue that is longer than its limit would never be short enough for a turn.
+constexpr std::size_t kMostAhead = 32 * 1024;
 constexpr std::size_t kReserve = 512;   // of what a relay carries, for pings and the ends of streams
 constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays the next stream by as much
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
@@ -255,6 +258,8 @@ Task<void> YamuxConnection::flush_output() {
       co_return;
     }
     adapt_queue(channel_->bytes_out() - sent, runtime_.now() - begun);
+    ++flushes_;
+    ahead_ = 0;
     // One turn each, first come first served.
     writable_.notify_all();
   }
@@ -272,9 +277,30 @@ void YamuxConnection::adapt_queue(std::size_t bytes, Duration took) {
 }
 
 /// Whether a stream with so much left to write may append now. A few bytes, a request or its answer, do not wait for
-/// the turns of streams that transfer much.
-bool YamuxConnection::may_queue(std::size_t left) const noexcept {
-  return channel_->queued() < (left <= kFewBytes ? 2 * queue_limit_ : queue_limit_);
+/// the turns of streams that transfer much. But a stream that writes few bytes again and again transfers much, too:
+/// only so many of them go ahead in the time of one flush.
+bool YamuxConnection::may_queue(const YamuxStreamState& stream, std::size_t left) const noexcept {
+  if (channel_->queued() < queue_limit_) return true;
+  const std::size_t before = stream.ahead_in == flushes_ ? stream.ahead_bytes : 0;
+  return before + left <= kFewBytes && ahead_ < most_ahead();
+}
+
+/// Counts what a stream is about to append, if that goes ahead of the turns of others.
+void YamuxConnection::note_queueing(YamuxStreamState& stream, std::size_t size) noexcept {
+  if (channel_->queued() < queue_limit_) return;
+  if (std::exchange(stream.ahead_in, flushes_) != flushes_) stream.ahead_bytes = 0;
+  stream.ahead_bytes += size;
+  ahead_ += kHeaderSize + size;
+}
+
+std::size_t YamuxConnection::most_ahead() const noexcept {
+  return std::min(kMostAhead, queue_limit_ / 2);
+}
+
+/// What may wait to be written while the peer does nothing wrong: what writers append up to the limit, the frame of the
+/// last one that may exceed it, what goes ahead of their turns, and control frames.
+std::size_t YamuxConnection::most_queued() const noexcept {
+  return options_->send_buffer + SecureChannel::kMaxAppend + kMostAhead + kMaxControlQueue;
 }
 
 std::uint64_t YamuxConnection::send_quota() const {
@@ -443,7 +469,7 @@ std::optional<Error> YamuxConnection::on_header(const Header& header) {
 std::optional<Error> YamuxConnection::on_ping(const Header& header) {
   if (header.flags & kSyn) {
     // A peer that floods us with pings and reads nothing gets no unbounded queue of answers.
-    if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("ping flood");
+    if (channel_->queued() > most_queued()) return violation("ping flood");
     send_frame(kPing, kAck, 0, header.length);
   } else if ((header.flags & kAck) && ping_open_ && header.length == ping_value_) {
     ping_open_ = false;
@@ -491,7 +517,7 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
   const bool odd = header.id & 1;
   if (odd == (role_ == Role::initiator)) return violation("stream id of the wrong parity");
   if (streams_.contains(header.id)) return violation("stream opened twice");
-  if (channel_->queued() > options_->send_buffer + kMaxControlQueue) return violation("stream flood");
+  if (channel_->queued() > most_queued()) return violation("stream flood");
   if (pending_.size() >= options_->max_pending_streams || totals_.inbound >= options_->max_inbound_streams) {
     send_frame(kWindowUpdate, kRst, header.id, 0);
     return std::nullopt;

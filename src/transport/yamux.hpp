@@ -80,7 +80,9 @@ struct YamuxStreamState {
   std::size_t most_window = std::numeric_limits<std::size_t>::max();  // which window_limit does not outgrow
   std::size_t consumed = 0;  // read by the application since the last window update
   TimePoint last_update{};
-  std::list<Slice> received;  // most streams never hold more than one
+  std::uint64_t ahead_in = 0;   // the flush, as the connection counts them, before which ahead_bytes were written
+  std::size_t ahead_bytes = 0;  // that went ahead of the turns of other streams
+  std::list<Slice> received;    // most streams never hold more than one
   PartOf open, unacknowledged, buffered, granted_extra, writing;
   MemoryBudget::Charge memory;  // of what is buffered
   Slice expected;               // where the next bytes belong, if the application has said so
@@ -139,7 +141,10 @@ class YamuxConnection final : public Connection {
   Task<void> read_loop();
   Task<void> flush_output();
   void adapt_queue(std::size_t bytes, Duration took);
-  bool may_queue(std::size_t left) const noexcept;
+  bool may_queue(const YamuxStreamState& stream, std::size_t left) const noexcept;
+  void note_queueing(YamuxStreamState& stream, std::size_t size) noexcept;
+  std::size_t most_ahead() const noexcept;
+  std::size_t most_queued() const noexcept;
   void check_alive();
   bool keys_are_worn() const;
   bool may_reset();
@@ -197,6 +202,8 @@ class YamuxConnection final : public Connection {
   std::size_t widest_ = 0;        // window that a stream of this connection has needed
   std::size_t queue_limit_;       // bytes that wait to be written, above which writers wait
   bool flushing_ = false;         // flush_output() runs
+  std::uint64_t flushes_ = 1;     // so far, and one: 0 stands for none
+  std::size_t ahead_ = 0;         // bytes that went ahead of the turns of other streams since the last flush
 
   TimePoint last_received_, ping_sent_;
   std::uint32_t ping_value_ = 0;

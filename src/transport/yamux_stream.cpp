@@ -12,8 +12,10 @@ using namespace yamux;
 using Half = YamuxStreamState::Half;
 using Opening = YamuxStreamState::Opening;
 
-constexpr std::size_t kCopyBelow = 32 * 1024;  // smaller payloads are copied: they would pin a block of 128 KiB
-constexpr std::size_t kTail = 4 * 1024;        // tiny payloads that wait to be read are collected in blocks of it
+// Smaller payloads are copied: they would pin a block of 132 KiB, and only their bytes are charged to the peer. Full
+// frames, ours and go-libp2p's, and the chunks of bundles, of 60 KiB with a header, are larger.
+constexpr std::size_t kCopyBelow = 60 * 1024;
+constexpr std::size_t kTail = 4 * 1024;  // tiny payloads that wait to be read are collected in blocks of it
 
 }  // namespace
 
@@ -49,9 +51,10 @@ void YamuxStreamState::leave() {
 
 void YamuxStreamState::store(Slice bytes) {
   buffered.add(bytes.size());
+  const bool in_place = !expected.empty() && bytes.data() == expected.data();  // it pins its reader's own memory
   expected.remove_prefix(std::min(expected.size(), bytes.size()));
   if (expected.empty()) expected = Slice();  // its memory is its reader's alone
-  if (bytes.size() >= kCopyBelow) {
+  if (in_place || bytes.size() >= kCopyBelow) {
     drop_tail();
     received.push_back(std::move(bytes));
     return;
@@ -181,7 +184,7 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
       if (!co_await state->writable.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
     }
-    if (!connection.may_queue(left)) {
+    if (!connection.may_queue(*state, left)) {
       if (!co_await connection.writable_.wait(deadline)) co_return Error(cohive::Errc::timeout, peer_, "writing");
       continue;
     }
@@ -198,10 +201,13 @@ Task<Result<>> YamuxStream::write(std::span<const ByteView> buffers, Deadline de
         offset = 0;
       }
     }
+    connection.note_queueing(*state, size);
     connection.send_frame(kData, connection.opening_flags(*state), state->id, static_cast<std::uint32_t>(size), frame);
     state->send_window -= size;
     left -= size;
-    if (left > 0 && connection.totals_.writing > 1) co_await runtime_.yield();  // the turn of other streams
+    // The turn of other streams, also after the last frame: or else a stream of small writes would fill the queue each
+    // time before the streams that were woken with it.
+    if (connection.totals_.writing > 1) co_await runtime_.yield();
   }
   co_return ok();
 }

@@ -142,6 +142,34 @@ TEST_F(UseTask, TurnsEveryKindOfCompletionIntoAValue) {
   runtime->run(test(context));
 }
 
+Task<Result<std::size_t>> read_byte(tcp::socket& socket) {
+  char byte = 0;
+  co_return co_await socket.async_read_some(asio::buffer(&byte, 1), use_task);
+}
+Task<Result<std::size_t>> read_byte_beside_a_stall(Runtime& runtime, tcp::socket& socket) {
+  runtime.post([] { std::this_thread::sleep_for(500ms); });
+  co_return co_await within(runtime, runtime.after(200ms), read_byte(socket), "a byte");
+}
+
+TEST_F(UseTask, WhatCameInTimeIsReadThoughTheLoopStalled) {
+  auto [client, server] = connected();
+  std::thread sender([&to = server] {
+    std::this_thread::sleep_for(100ms);
+    asio::write(to, asio::buffer("x", 1));
+  });
+  const auto result = runtime->run(read_byte_beside_a_stall(*runtime, client));
+  sender.join();
+  ASSERT_TRUE(result) << result.error();
+  EXPECT_EQ(*result, 1u);
+}
+
+TEST_F(UseTask, WhatDidNotComeTimesOutAfterAStall) {
+  auto [client, server] = connected();
+  const auto result = runtime->run(read_byte_beside_a_stall(*runtime, client));
+  ASSERT_FALSE(result);
+  EXPECT_EQ(result.error(), Errc::timeout);
+}
+
 Task<void> wait_an_hour(asio::io_context& context, int& alive) {
   Tracker tracker(alive);
   (void)co_await sleep(context, 1h);

@@ -80,6 +80,19 @@ TEST(MemoryBudget, ChargesMoveAndOutliveTheBudget) {
   EXPECT_TRUE(nobodys.add(1 << 30));
 }
 
+TEST(MemoryBudget, WhatHoldsNothingLeavesNothingBehind) {
+  MemoryBudget budget(1000);
+  for (std::uint8_t i = 0; i < 100; ++i) {
+    MemoryBudget::Charge charge(budget.account(peer_of(i), at("8.8." + std::to_string(i) + ".8")));
+    EXPECT_TRUE(charge.add(0));
+    EXPECT_EQ(budget.networks(), 0u);
+    EXPECT_TRUE(charge.add(3));
+    EXPECT_TRUE(charge.add(0));
+    EXPECT_EQ(budget.networks(), 1u);
+  }
+  EXPECT_EQ(budget.networks(), 0u);
+}
+
 TEST(MemoryBudget, ComesFromTheMachine) {
   EXPECT_GE(default_memory_budget(), std::size_t{128} << 20);
 }

@@ -279,6 +279,34 @@ TEST(Runtime, ManyTasksThatTakeTheirTimeKeepNoTimerWaiting) {
   EXPECT_LT(seen.at_timer, 50) << "what was ready ran before a timer that was due";
 }
 
+TEST(Runtime, ALoopThatIsAlwaysLateFiresItsTimers) {
+  auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
+  struct Seen {
+    int turns = 0, fired = 0, at_first = 0;
+  } seen;
+  struct Ticks {
+    Ticks(Runtime& r, Seen& s) : loop(r), out(s), timer(r, &Ticks::fire, this) { timer.arm(loop.now() + 1ms); }
+    static void fire(void* self) {
+      auto& ticks = *static_cast<Ticks*>(self);
+      if (ticks.out.fired++ == 0) ticks.out.at_first = ticks.out.turns;
+      ticks.timer.arm(ticks.loop.now() + 1ms);
+    }
+    Runtime& loop;
+    Seen& out;
+    Timer timer;
+  } ticks(*runtime, seen);
+  ::testing::internal::CaptureStderr();  // of the stalls that it reports
+  runtime->run([](Runtime& r, Seen& s) -> Task<void> {
+    for (; s.turns < 100 && s.fired < 3; ++s.turns) {
+      spin_for(15ms);
+      co_await r.yield();
+    }
+  }(*runtime, seen));
+  ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(seen.fired, 3);
+  EXPECT_LT(seen.at_first, 30) << "the loop looks at its timers every fourth time";
+}
+
 TEST(Runtime, CountsTurnsInWhichNothingElseIsServedAndNamesOne) {
   auto runtime = make_runtime({.seed = 1, .pool_threads = 1});
   const auto stalls = runtime->metrics().counter("cohive_core_loop_stalls_total", "");

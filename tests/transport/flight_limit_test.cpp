@@ -83,10 +83,13 @@ class Path {
     if (flying < FlightLimit::kFew) {
       limit.has_room(now_, seen);
     } else {
-      limit.observe(now_, {static_cast<std::uint64_t>(acknowledged_), seen}, flying);
-      if (limit.rate() > 0) pace_ = 1.25 * limit.rate();
-      if (limit.pause(flying) > Duration::zero()) return 0;
+      // Packets of one byte each.
+      const auto packets = static_cast<std::uint32_t>(static_cast<std::uint64_t>(acknowledged_));
+      limit.observe(now_, {packets, 1, seen}, flying);
     }
+    if (const auto told = socket_pace_.change(limit.rate()))
+      pace_ = *told == SocketPace::kUnpaced ? kUnpaced : static_cast<double>(*told);
+    if (limit.pause(flying) > Duration::zero()) return 0;
     const std::uint64_t allowed = limit.bytes();
     return std::clamp(allowed - std::min(allowed, flying), kLeastWrite, kWrite);
   }
@@ -108,6 +111,7 @@ class Path {
   Duration shortest_ = Duration::max();  // single round trip
   std::uint64_t sent_ = 0;
   bool socket_is_full_ = false;
+  SocketPace socket_pace_;
   double pace_ = kUnpaced;                                          // bytes per second
   double paced_ = 0, left_ = 0, delivered_ = 0, acknowledged_ = 0;  // left the socket, the queue; arrived; known of
   std::deque<std::pair<TimePoint, double>> on_way_;
@@ -265,6 +269,51 @@ TEST(FlightLimit, AShortPathIsNotPaced) {
   path.send_for(2s);
   EXPECT_EQ(path.limit.rate(), 0);
   EXPECT_GT(path.throughput(2s), 0.95 * path.rate);
+}
+
+TEST(FlightLimit, APathThatHasBecomeShortIsNotPacedAnyMore) {
+  Path path;
+  path.round_trip = 8ms;
+  path.others = 0.1 * path.rate;
+  path.send_for(40s);
+  EXPECT_GT(path.limit.rate(), 0);
+  path.round_trip = 2ms;
+  path.others = 0;
+  path.send_for(2s);
+  EXPECT_EQ(path.limit.rate(), 0);
+  EXPECT_GT(path.throughput(5s), 0.9 * path.rate) << "at the pace of the share beside others";
+}
+
+/// The path's largest packet may shrink in the middle of a connection, and the kernel counts packets.
+TEST(FlightLimit, SmallerPacketsTakeBackNothingThatWasDelivered) {
+  for (const std::uint32_t first : {1'000'000u, 0xffff'f000u}) {
+    SCOPED_TRACE(first);
+    FlightLimit limit;
+    std::uint32_t packets = first;
+    TimePoint now{Duration(1s)};
+    const auto deliver_for = [&](Duration time, std::uint32_t size) {
+      for (const TimePoint end = now + time; now < end; now += 10ms)
+        limit.observe(now, {packets += 100, size, {50ms, 50ms, {}}}, 4 << 20);
+    };
+    deliver_for(5s, 1448);
+    EXPECT_NEAR(limit.rate(), 14.48e6, 0.05 * 14.48e6);
+    const std::uint64_t before = limit.bytes();
+    deliver_for(500ms, 536);
+    EXPECT_LE(limit.bytes(), before);
+    deliver_for(2s, 536);
+    EXPECT_NEAR(limit.rate(), 5.36e6, 0.05 * 5.36e6);
+  }
+}
+
+TEST(SocketPace, IsToldOfChangesThatAreLargeAndOnceOfItsEnd) {
+  SocketPace pace;
+  EXPECT_EQ(pace.change(0), std::nullopt) << "as it began";
+  EXPECT_EQ(pace.change(1e6), 1'250'000u);
+  EXPECT_EQ(pace.change(1.05e6), std::nullopt);
+  EXPECT_EQ(pace.change(2e6), 2'500'000u);
+  EXPECT_EQ(pace.change(0), SocketPace::kUnpaced);
+  EXPECT_EQ(pace.change(0), std::nullopt);
+  EXPECT_EQ(pace.change(2e6), 2'500'000u);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include <latch>
 
+#include "cohive/core/combine.hpp"
 #include "cohive/core/task_group.hpp"
 
 namespace cohive::transport {
@@ -18,8 +19,8 @@ struct SilentNameServer : testing::Test {
   };
   ~SilentNameServer() override { server->over.count_down(); }
 
-  static Task<void> ask(Runtime& runtime, std::shared_ptr<Server> server) {
-    (void)co_await in_background(runtime, [server](const std::atomic<bool>& given_up) {
+  static Task<void> ask(Runtime& runtime, std::shared_ptr<Server> server, NamedBy named_by = NamedBy::user) {
+    const auto look_up = [server](const std::atomic<bool>& given_up) {
       if (given_up) {
         ++server->given_up;
         return std::vector<Multiaddr>();
@@ -28,7 +29,8 @@ struct SilentNameServer : testing::Test {
       server->asked.notify_all();
       server->over.wait();
       return std::vector{Multiaddr::from_text("/ip4/10.0.0.1/tcp/1").value()};
-    });
+    };
+    (void)co_await in_background(runtime, look_up, named_by);
     ++server->answered;
   }
 
@@ -43,6 +45,23 @@ TEST_F(SilentNameServer, DoesNotHoldUpWorkOfThePool) {
   EXPECT_EQ(runtime->run(work(*runtime)), 4);
   server->asked.wait(0);
   EXPECT_EQ(server->answered, 0);
+}
+
+TEST_F(SilentNameServer, OfNamesThatStrangersChoseLeavesThreadsForOurUsers) {
+  TaskGroup group(*runtime);
+  for (int i = 0; i < 20; ++i) group.spawn(ask(*runtime, server, NamedBy::stranger));
+  const auto address = Multiaddr::from_text("/ip4/10.0.0.1/tcp/1").value();
+  for (int i = 0; i < 20; ++i) {
+    auto look_up = in_background(*runtime, [address](const std::atomic<bool>&) { return std::vector{address}; });
+    auto in_time = [](Runtime& r, Task<std::vector<Multiaddr>> task) -> Task<Result<std::vector<Multiaddr>>> {
+      co_return co_await within(r, r.after(20s), std::move(task));
+    };
+    const auto found = runtime->run(in_time(*runtime, std::move(look_up)));
+    ASSERT_TRUE(found) << found.error();
+    EXPECT_EQ(*found, std::vector{address});
+  }
+  server->asked.wait(0);
+  EXPECT_LE(server->asked.load(), 4) << "half of the threads";
 }
 
 TEST_F(SilentNameServer, NobodyWaitsForItAtTheEnd) {

@@ -52,6 +52,16 @@ class Multistream : public ::testing::Test {
   TaskGroup group_{runtime_};
 };
 
+TEST_F(Multistream, AReaderThatHasTakenAllOfASliceLetsGoOfIt) {
+  const Slice slice = Slice::copy_of(Bytes(100, 7));
+  stream_->unread(slice);
+  StreamReader reader(*stream_);
+  EXPECT_EQ(runtime_.run(reader.read_exactly(40, runtime_.after(1s)))->size(), 40u);
+  EXPECT_FALSE(slice.unique());
+  EXPECT_EQ(runtime_.run(reader.read_exactly(60, runtime_.after(1s)))->size(), 60u);
+  EXPECT_TRUE(slice.unique());
+}
+
 TEST_F(Multistream, ResponderGreetsBeforeItHearsAnything) {
   answer("/chat/1");
   EXPECT_EQ(received(), kHeader);

@@ -2,6 +2,9 @@
 #include "transport/tls_certificate.hpp"
 
 #include <gtest/gtest.h>
+#include <openssl/bn.h>
+#include <openssl/core_names.h>
+#include <openssl/param_build.h>
 #include <openssl/x509v3.h>
 
 #include "cohive/transport/errors.hpp"
@@ -104,6 +107,61 @@ TEST(TlsCertificate, IsRefusedWithAnRsaKeyThatIsTooSmallOrTooLarge) {
     sign_again(made);
     const std::string why = refusal(*made.x509);
     EXPECT_EQ(why.find("unsuitable") == std::string::npos, accepted) << why;
+  }
+}
+
+/// A public key of RSA with an exponent as long as its modulus. No such key is made by mistake.
+PkeyPtr with_huge_exponent(int bits) {
+  BIGNUM *modulus = BN_new(), *exponent = BN_new();
+  BN_rand(modulus, bits, BN_RAND_TOP_ONE, BN_RAND_BOTTOM_ODD);
+  BN_rand(exponent, bits - 1, BN_RAND_TOP_ONE, BN_RAND_BOTTOM_ODD);
+  OSSL_PARAM_BLD* builder = OSSL_PARAM_BLD_new();
+  OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_N, modulus);
+  OSSL_PARAM_BLD_push_BN(builder, OSSL_PKEY_PARAM_RSA_E, exponent);
+  OSSL_PARAM* params = OSSL_PARAM_BLD_to_param(builder);
+  EVP_PKEY_CTX* context = EVP_PKEY_CTX_new_from_name(nullptr, "RSA", nullptr);
+  EVP_PKEY* key = nullptr;
+  EVP_PKEY_fromdata_init(context);
+  EVP_PKEY_fromdata(context, &key, EVP_PKEY_PUBLIC_KEY, params);
+  EVP_PKEY_CTX_free(context);
+  OSSL_PARAM_free(params);
+  OSSL_PARAM_BLD_free(builder);
+  BN_free(exponent);
+  BN_free(modulus);
+  return PkeyPtr(key);
+}
+
+TEST(TlsCertificate, IsRefusedWithAnRsaKeyWhoseExponentMakesEachCheckSlow) {
+  auto made = make_certificate(identity(1));
+  const PkeyPtr slow = with_huge_exponent(3072);
+  ASSERT_TRUE(slow);
+  ASSERT_TRUE(X509_set_pubkey(made.x509.get(), slow.get()));
+  EXPECT_NE(refusal(*made.x509).find("unsuitable"), std::string::npos) << "before anything is checked with it";
+}
+
+/// The certificate as a peer receives it.
+X509Ptr as_received(const TlsCertificate& certificate) {
+  unsigned char* der = nullptr;
+  const int size = i2d_X509(certificate.x509.get(), &der);
+  auto received = from_der(ByteView(der, static_cast<std::size_t>(std::max(size, 0))));
+  OPENSSL_free(der);
+  return received;
+}
+
+TEST(TlsCertificate, IsRefusedWithAKeyThatIsOnNoNamedNistCurve) {
+  for (const auto& [curve, encoding, accepted] : {std::tuple("P-256", "named_curve", true),
+                                                  {"P-384", "named_curve", true},
+                                                  {"P-256", "explicit", false},
+                                                  {"secp256k1", "named_curve", false}}) {
+    auto made = make_certificate(identity(1));
+    made.key.reset(EVP_EC_gen(curve));
+    ASSERT_TRUE(EVP_PKEY_set_utf8_string_param(made.key.get(), OSSL_PKEY_PARAM_EC_ENCODING, encoding));
+    ASSERT_TRUE(X509_set_pubkey(made.x509.get(), made.key.get()));
+    sign_again(made);
+    const auto received = as_received(made);
+    ASSERT_TRUE(received);
+    const std::string why = refusal(*received);
+    EXPECT_EQ(why.find("unsuitable") == std::string::npos, accepted) << curve << ", " << encoding << ": " << why;
   }
 }
 

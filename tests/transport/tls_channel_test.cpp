@@ -229,6 +229,20 @@ TEST_F(Tls, ADamagedRecordEndsTheConnection) {
   EXPECT_EQ(runtime_.run(channel_->receive()).error(), Errc::decryption_failed);
 }
 
+TEST_F(Tls, ARecordThatCannotBeEncryptedEndsTheConnection) {
+  connect();
+  wire_.send(from_hex("170303001400112233445566778899aabbccddeeff00112233"));
+  EXPECT_EQ(runtime_.run(channel_->receive()).error(), Errc::decryption_failed);
+  EXPECT_FALSE(wire_.closed_by_us());
+  const std::size_t before = channel_->queued();
+  const ByteView frame[] = {as_bytes("lost")};
+  channel_->append(frame);  // OpenSSL takes nothing after a fatal error
+  EXPECT_TRUE(wire_.closed_by_us());
+  channel_->append(frame);
+  EXPECT_EQ(channel_->queued(), before);
+  EXPECT_EQ(runtime_.run(channel_->receive()).error(), cohive::Errc::closed);
+}
+
 TEST_F(Tls, KeysAreRenewedWhenThePeerAsks) {
   connect();
   peer_.renew_keys(3);

@@ -63,6 +63,26 @@ TEST_F(YamuxEnd, PingFloodWithoutReadingIsEnded) {
   expect_violation("flood");
 }
 
+/// The longest queue that writers make.
+TEST_F(YamuxEnd, APeerIsNotBlamedForWhatIsQueuedForIt) {
+  start(Role::initiator);
+  auto bulk = open();
+  send(kWindow, 0, 1, 8 << 20);
+  ASSERT_TRUE(write(*bulk, Bytes(2 << 20, 1))) << "a network that takes much gets a long queue";
+  frames();
+  wire_.stall(true);
+  EXPECT_EQ(write(*bulk, Bytes(1 << 20, 1), 10ms).error(), cohive::Errc::timeout);
+  std::vector<StreamPtr> questions;
+  do {
+    questions.push_back(open());
+  } while (questions.size() < 200 && write(*questions.back(), Bytes(2048, 1), 1ms));
+  EXPECT_GT(questions.size(), 8u) << "questions go ahead of a transfer";
+  EXPECT_LT(questions.size(), 200u);
+  send(kPing, kSyn, 0, 7);
+  send(kWindow, kSyn, 2, 0);
+  EXPECT_FALSE(connection_->closed()) << connection_->close_reason();
+}
+
 TEST_F(YamuxEnd, PeerThatIsGoingAwayGetsNoNewStreams) {
   start(Role::initiator);
   auto stream = open();

@@ -114,6 +114,65 @@ TEST_F(Yamux, ManyWritersShareTheConnection) {
   EXPECT_TRUE(group.empty());
 }
 
+TEST_F(Yamux, AStreamOfSmallWritesLeavesLargeOnesTheirTurn) {
+  for (const std::size_t talkers : {1, 40}) {
+    SCOPED_TRACE(talkers);
+    wire_ = test::Wire(runtime_);
+    start(Role::initiator);
+    auto bulk = open();
+    send(kWindow, 0, 1, 1 << 30);
+    ASSERT_TRUE(write(*bulk, Bytes(2 << 20, 1))) << "the queue gets long";
+    frames();
+    wire_.stall(true);
+    TaskGroup group(runtime_);
+    std::vector<StreamPtr> small;
+    for (std::size_t i = 0; i < talkers; ++i) {
+      small.push_back(open());
+      send(kWindow, 0, static_cast<std::uint32_t>(3 + 2 * i), 1 << 30);
+      group.spawn([](Stream& s) -> Task<void> {
+        const Bytes data(1024, 2);
+        while (co_await s.write(data, Deadline::never())) {
+        }
+      }(*small.back()));
+    }
+    runtime_.run_ready();
+    group.spawn([](Stream& s) -> Task<void> {
+      const Bytes data(32 << 20, 1);
+      (void)co_await s.write(data, Deadline::never());
+    }(*bulk));
+    runtime_.run_ready();
+    std::size_t large = 0, all = 0;
+    for (int i = 0; i < 60; ++i) {
+      wire_.let_one_through();
+      for (const auto& frame : frames()) {
+        all += frame.payload.size();
+        if (frame.id == 1) large += frame.payload.size();
+      }
+    }
+    EXPECT_GT(all, std::size_t{60} * 50'000);
+    EXPECT_GT(large, all / 4);
+    EXPECT_LT(large, all) << "nor do large ones starve small ones";
+    group.cancel();
+    connection_.reset();
+  }
+}
+
+TEST_F(Yamux, ASmallWriteGoesAheadOfAFullQueue) {
+  start(Role::initiator);
+  auto bulk = open();
+  send(kWindow, 0, 1, 8 << 20);
+  ASSERT_TRUE(write(*bulk, Bytes(2 << 20, 1)));
+  wire_.stall(true);
+  EXPECT_EQ(write(*bulk, Bytes(1 << 20, 1), 10ms).error(), cohive::Errc::timeout);
+  auto question = open();
+  EXPECT_TRUE(write(*question, Bytes(1000, 1), 10ms));
+  EXPECT_TRUE(write(*question, Bytes(1000, 1), 10ms)) << "in two parts";
+  EXPECT_EQ(write(*question, Bytes(1000, 1), 10ms).error(), cohive::Errc::timeout) << "this is a transfer";
+  wire_.let_one_through();
+  runtime_.run_ready();
+  EXPECT_TRUE(write(*question, Bytes(1000, 1), 10ms)) << "the next one, once some of the queue has gone";
+}
+
 TEST_F(Yamux, MoreStreamsThanThePeersBacklogWaitForItsAnswers) {
   start(Role::initiator);
   std::vector<StreamPtr> streams;
@@ -307,6 +366,21 @@ TEST_F(Yamux, TinyFramesAreCollected) {
   }
   EXPECT_EQ(all, expected);
   EXPECT_LT(reads, 10);
+}
+
+TEST_F(Yamux, APayloadThatIsMuchSmallerThanItsBlockDoesNotPinIt) {
+  start();
+  send(kWindow, kSyn, 1, 0);
+  auto stream = accept();
+  send_data(1, Bytes(200'000, 1));  // from here on blocks are large
+  EXPECT_EQ(read_all(*stream).size(), 200'000u);
+  send_data(1, Bytes(40 * 1024, 2));
+  for (std::size_t left = 40 * 1024; left > 0;) {
+    const Slice slice = read(*stream).value();
+    ASSERT_LE(slice.size(), left);
+    left -= slice.size();
+    EXPECT_TRUE(slice.unique()) << "the connection holds the block, too";
+  }
 }
 
 TEST_F(Yamux, BytesPutBackAreReadAgainAndCreditedOnce) {

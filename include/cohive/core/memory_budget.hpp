@@ -100,6 +100,8 @@ class MemoryBudget {
   std::size_t highest() const noexcept { return state_->highest; }
   /// How often there was no room, and how many peers were cut off.
   std::size_t refused() const noexcept { return state_->refused; }
+  /// Returns how many networks hold something now.
+  std::size_t networks() const noexcept { return state_->networks.size(); }
   /// Returns how many peers were cut off.
   std::size_t cut_off() const noexcept { return state_->cut_off; }
 

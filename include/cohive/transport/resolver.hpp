@@ -16,6 +16,11 @@ class Resolver {
   virtual ~Resolver() = default;
   /// Returns the numeric addresses that a name leads to, with what follows the name; numeric ones come back unchanged.
   virtual Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) = 0;
+  /// The same for a name that a stranger announced: however many of these name servers leave without an answer, others
+  /// are still looked up.
+  virtual Task<Result<std::vector<Multiaddr>>> resolve_announced(Multiaddr address, Deadline deadline) {
+    return resolve(std::move(address), deadline);
+  }
 };
 
 /// Asks the system's name servers, off the loop: A records for dns and dns4, AAAA records for dns and dns6, TXT records

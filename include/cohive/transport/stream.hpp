@@ -106,6 +106,7 @@ class StreamReader {
 
  private:
   Task<Result<bool>> fill(Deadline deadline);  // false: end
+  void consume(std::size_t count);
   Task<Result<>> append_until(Bytes& bytes, std::size_t size, Deadline deadline);
   Stream& stream_;
   Slice buffered_;

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <new>
 
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/sha256.hpp"
@@ -90,6 +91,16 @@ std::uint64_t little_endian(ByteView bytes) {
   return value;
 }
 
+/// A sparse file costs nothing on the disk, and may be larger than any memory.
+Result<Slice> memory_of(const TensorEntry& entry) {
+  try {
+    return Slice::uninitialised(entry.end - entry.begin);
+  } catch (const std::bad_alloc&) {
+    return Error(cohive::Errc::limit_exceeded,
+                 "there is no memory for the " + std::to_string(entry.end - entry.begin) + " bytes of a tensor");
+  }
+}
+
 Result<TensorFile> read_open(const OpenFile& from, ReadOptions options) {
   crypto::Sha256 ignored, hash;
   std::uint8_t size_bytes[kSizeBytes];
@@ -110,7 +121,7 @@ Result<TensorFile> read_open(const OpenFile& from, ReadOptions options) {
   add_head(hash, std::string(reinterpret_cast<const char*>(size_bytes), kSizeBytes) + json, digits);
   TensorFile result{std::move(header.metadata), {}};
   for (auto& entry : header.tensors) {
-    Slice data = Slice::uninitialised(entry.end - entry.begin);
+    TRY(Slice data, memory_of(entry));
     TRY(read_all(from.file.get(), {data.mutable_data(), data.size()}, hash));
     result.tensors.push_back({std::move(entry.name), {entry.dtype, std::move(entry.shape), false, std::move(data)}});
   }

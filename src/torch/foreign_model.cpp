@@ -80,7 +80,6 @@ Task<train::Replica::Gradients> ForeignModel::take_gradients(std::optional<train
 }
 
 Task<void> ForeignModel::drop_gradients() {
-  residuals_ = averaging::make_residuals(gradient_infos_);
   stepping_with_.reset();
   co_await intake_.drop();
 }
@@ -203,12 +202,26 @@ void ForeignModel::change_parameters(const std::vector<std::span<float>>& by) {
 
 // ---- The state as a whole
 
+/// With what publish() will add to them: what is kept beside the parameters has it already.
+std::vector<torch::Tensor> ForeignModel::newest_parameters() {
+  if (pending_ != Pending::changes) return parameters_;
+  torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> newest;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto change = as_tensor(copies_[i], parameters_[i].sizes());
+    newest.push_back(parameters_[i] + change.to(parameters_[i].options().requires_grad(false)));
+    newest.back().set_requires_grad(parameters_[i].requires_grad());
+  }
+  return newest;
+}
+
 Task<std::optional<averaging::SharedState>> ForeignModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime_.offload([this, epoch, used = in_use()] {
     const std::lock_guard lock(stepping_);
     const auto beside = trainer_->beside();
-    return copy_unless_changed(
-        parameters_, [&] { return describe_state(optimizer_, parameters_, epoch, extras_.tensors(), layout_); });
+    return copy_unless_changed(parameters_, [&] {
+      return describe_state(optimizer_, newest_parameters(), epoch, extras_.tensors(), layout_);
+    });
   });
 }
 

@@ -33,6 +33,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   void cut_gradients() override { intake_.cut(); }
   Task<Gradients> take_gradients(std::optional<train::Place> step) override;
   averaging::ResidualsPtr residuals() override { return residuals_; }
+  void forget_residuals() override { residuals_ = averaging::make_residuals(gradient_infos_); }
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::ParameterRound how) override;
@@ -60,6 +61,7 @@ class ForeignModel final : public TorchReplica, public train::Replica {
   void step_with(const Stepping& gradients);
   void write_copies();
   void make_copies();
+  std::vector<torch::Tensor> newest_parameters();
 
   Runtime& runtime_;
   const torch::Device device_;  // of the backend's memory

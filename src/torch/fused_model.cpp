@@ -203,8 +203,16 @@ Task<std::vector<averaging::TensorSpan>> FusedModel::extra_parts(train::Paramete
 // ---- The state as a whole
 
 std::vector<torch::Tensor> FusedModel::newest_parameters() {
+  torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> result;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (has_changes()) {
+      const auto change =
+          torch::from_blob(unpublished_change(i).data(), parameters_[i].sizes(), parameters_[i].options());
+      result.push_back(parameters_[i] + change);
+      result.back().set_requires_grad(parameters_[i].requires_grad());
+      continue;
+    }
     const auto values = newest(i);
     torch::Tensor tensor = values.data() == live(i).data()
                                ? parameters_[i]
@@ -237,7 +245,7 @@ Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t e
 }
 
 Task<std::optional<averaging::SharedState>> FusedModel::view(std::uint64_t epoch) {
-  if (!parameters_.front().is_cpu()) co_return co_await snapshot(epoch);
+  if (!parameters_.front().is_cpu() || has_changes()) co_return co_await snapshot(epoch);
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     torch::NoGradGuard no_grad;
     const std::lock_guard lock(stepping_);

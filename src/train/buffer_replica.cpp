@@ -320,7 +320,7 @@ Task<std::optional<averaging::SharedState>> BufferReplica::snapshot(std::uint64_
 Task<std::optional<averaging::SharedState>> BufferReplica::view(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     const std::lock_guard lock(stepping_);
-    if (changes_by_itself_) return describe(epoch, bytes_of);
+    if (changes_by_itself_ || has_changes()) return describe(epoch, bytes_of);
     std::vector<averaging::LiveTensors::Source> sources;
     auto state = describe(epoch, [&](std::span<const float> values) {
       auto owner = sources.size() < size() ? owner_of_next(sources.size()) : nullptr;

@@ -105,7 +105,8 @@ static std::string prefix_of(const Exchange& exchange) {
   return exchange.makes_step() ? "" : exchange.name() + ".";
 }
 
-/// Rounds that change what is saved are changes of the model: none goes on.
+/// Rounds that change what is saved are changes of the model, and none goes on; of those whose trainer goes on
+/// meanwhile it is what they began with.
 Task<void> Checkpoints::save_exchanges(std::vector<checkpoint::NamedTensor>& into) {
   for (const auto& scheduled : run_.exchanges)
     for (auto& saved : co_await scheduled->exchange().save())

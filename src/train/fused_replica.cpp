@@ -1,6 +1,7 @@
 #include "cohive/train/fused_replica.hpp"
 
 #include <algorithm>
+#include <functional>
 
 #include "discard.hpp"
 #include "train/detail/state_parts.hpp"
@@ -110,8 +111,12 @@ Task<void> FusedReplica::make_statistics() {
   });
 }
 
-Task<void> FusedReplica::drop_gradients() {
+/// Other ones: work of a round that was cancelled may still use these.
+void FusedReplica::forget_residuals() {
   residuals_ = averaging::make_residuals(gradient_infos_);
+}
+
+Task<void> FusedReplica::drop_gradients() {
   if (stepping_) co_await discard(runtime_, std::exchange(stepping_, nullptr));
   co_await drop_sums();
 }
@@ -139,8 +144,15 @@ bool FusedReplica::steps_into_live() const noexcept {
   return stepping_ && stepping_->place == Place::live;
 }
 
+/// What an exchange keeps beside the parameters, such as the anchor of outer steps, has the changes already: a copy of
+/// the state that lacked them in the parameters would have this peer undo them in its next round.
 std::span<const float> FusedReplica::newest(std::size_t parameter) {
-  return has_next() ? std::span<const float>(next_[parameter].values) : live(parameter);
+  if (has_next()) return next_[parameter].values;
+  const std::span<const float> values = live(parameter);
+  if (!has_changes() || !backend_->is_host()) return values;
+  newest_.resize(values.size());
+  std::ranges::transform(values, next_[parameter].values, newest_.begin(), std::plus());
+  return newest_;
 }
 
 void FusedReplica::read_parameters(const std::vector<std::span<float>>& to) {
@@ -198,6 +210,7 @@ Task<bool> FusedReplica::finish_state(bool averaged) {
 
 void FusedReplica::publish() {
   const Pending pending = std::exchange(pending_, Pending::nothing);
+  newest_ = std::vector<float>();
   for (std::size_t i = 0; i < size() && pending != Pending::nothing; ++i) {
     if (pending == Pending::changes)
       backend_->add_to_live(next_[i].values, live(i));

@@ -159,14 +159,17 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   Search search{.patience = patience};
   if (run.ended) search.epoch = run.counts.epoch() + 1;  // peers that are beyond that go on
   std::size_t group = 0;
+  bool behind = false;
   for (const auto& scheduled : run.exchanges | std::views::filter(of_model)) {
     const Exchanged done = co_await rounds.exchange(*scheduled, {Occasion::extra, run.counts.epoch()}, search);
     group = std::max(group, done.group());
+    behind = behind || done.effect == Effect::behind;
     if (!done.round) search.patience = 0s;  // who is not there for one is there for none
     // Those that stop together end together, also where one has missed the last epoch: it is then behind most others.
     if (run.ended && done.round && scheduled->exchange().yields_parameters())
       (void)co_await catching_up.take_epoch_of(done, (done.round->group.size() - 1) / 2 + 1);
   }
+  if (behind && !run.ended) (void)co_await catching_up.catch_up();
   co_return group;
 }
 

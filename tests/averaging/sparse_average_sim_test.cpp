@@ -107,6 +107,22 @@ TEST_F(SparseAverage, EverythingIsDeliveredInTime) {
   EXPECT_LT(off, 0.25 * all) << "of one round alone more than nine tenths are missing";
 }
 
+/// Only then it pays what its answers left out: another member that reduces them does not know of it.
+TEST_F(SparseAverage, EachMemberReducesTheSameValuesInEveryRound) {
+  for (int i = 0; i < 4; ++i) add(sparse(), 12'288);
+  std::vector<PeerId> order;
+  for (int round = 0; round < 6; ++round) {
+    draw_values();
+    const auto results = step_all(same());
+    ASSERT_TRUE(results[0]) << results[0].error();
+    ASSERT_EQ(results[0]->group.size(), 4u);
+    std::vector<PeerId> now;
+    for (const auto& member : results[0]->group) now.push_back(member.peer);
+    if (round == 0) order = now;
+    EXPECT_EQ(now, order) << "round " << round;
+  }
+}
+
 /// Else a reducer's own values would be the average wherever nobody has sent any, as large as they are.
 TEST_F(SparseAverage, AReducersOwnValuesCountAsThoseOfOthersDo) {
   auto options = sparse();

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include <csignal>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "cohive/checkpoint/errors.hpp"
@@ -187,6 +188,15 @@ TEST_F(Safetensors, AHeaderIsNotTakenAtItsWord) {
   const auto limited = [&] { return read_file(path, {.max_bytes = 3}); };
   set_bytes(path, file_of(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "1234"));
   EXPECT_EQ(limited().error(), cohive::Errc::limit_exceeded);
+}
+
+/// Files are as large as the model that was written.
+TEST_F(Safetensors, OnlyAReaderThatAsksForALimitRefusesALargeFile) {
+  EXPECT_EQ(ReadOptions().max_bytes, std::numeric_limits<std::uint64_t>::max());
+  ASSERT_TRUE(write_file(path, example()));
+  const std::uint64_t bytes = 4 + 48 + 3;  // of its tensors
+  EXPECT_TRUE(read_file(path, {.max_bytes = bytes}));
+  EXPECT_EQ(read_file(path, {.max_bytes = bytes - 1}).error(), cohive::Errc::limit_exceeded);
 }
 
 TEST_F(Safetensors, WhatIsNoFileIsNotRead) {

@@ -100,5 +100,29 @@ TEST(OneProcess, OfLibTorchTakesTheStepsOfFourTrainers) {
   }
 }
 
+/// What an outer step has changed is in the anchor of the state at once, and in the trainer's parameters later.
+TEST(TorchReplicas, AreCopiedWithTheChangesThatAreNotPublishedYet) {
+  for (const auto type : {torch::kFloat32, torch::kFloat64}) {  // stepped by cohive, and by LibTorch
+    SCOPED_TRACE(c10::toString(type));
+    sim::Swarm swarm{{.seed = 3}};
+    const auto weight = torch::arange(4, type).requires_grad_();
+    torch::optim::Adam adam({weight}, torch::optim::AdamOptions(0.01));
+    OptimizerOptions options;
+    options.run_id = "copied";
+    options.use_local_updates = true;
+    const auto model = libtorch::make_replica(swarm.runtime(), {{weight}, adam}, options);
+    train::Replica& replica = model->replica();
+    std::vector<float> change{1, -2, 0.5f, 4};
+    replica.change_parameters({std::span(change)});
+    const auto parameters_of = [&](auto copy) { return to_bytes(swarm.run(std::move(copy)).value().tensors[0].data); };
+    const auto copied = parameters_of(replica.snapshot(1));
+    EXPECT_EQ(weight[1].item<double>(), 1) << "the trainer goes on with its own";
+    replica.publish();
+    EXPECT_EQ(weight[1].item<double>(), -1);
+    EXPECT_EQ(parameters_of(replica.snapshot(1)), copied);
+    swarm.run(replica.close());
+  }
+}
+
 }  // namespace
 }  // namespace cohive

@@ -131,7 +131,7 @@ TEST_P(SlowDownloads, EndInTheSwarm) {
 INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
                          ::testing::Values(SlowDownload{"half_an_epoch", 192, 500ms, 50'000, 300e3},
                                            SlowDownload{"two_epochs", 192, 500ms, 200'000, 300e3, false, 6},
-                                           SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3},
+                                           SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3, false, 5},
                                            SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3, false, 10},
                                            SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true, 6},
                                            SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},

@@ -194,5 +194,18 @@ TEST_F(SharedModelCopies, AStateWhoseStepsAreNoCountIsRefused) {
   }
 }
 
+/// A download that fails leaves the model as it is, and with it what rounds have not delivered of its gradients.
+TEST(FusedReplicas, OweWhatTheyOwedUntilTheModelWasReplaced) {
+  sim::Swarm swarm{{.seed = 3}};
+  PlainReplica replica{swarm.runtime(), {{2}}, optim::SgdOptions{.lr = 0.1}};
+  const std::vector<float> owed{1, -2};
+  replica.residuals()->front().replace(owed);
+  replica.cut_gradients();
+  swarm.run(replica.drop_gradients());
+  EXPECT_EQ(replica.residuals()->front().values(), owed);
+  replica.forget_residuals();
+  EXPECT_TRUE(replica.residuals()->front().empty());
+}
+
 }  // namespace
 }  // namespace cohive::train

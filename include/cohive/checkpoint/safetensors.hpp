@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -66,10 +67,13 @@ Result<std::string> encode_header(const Header& header);
 
 /// Bounds of what is read.
 struct ReadOptions {
-  std::uint64_t max_bytes = std::uint64_t{64} << 30;  ///< of tensors; more is refused
+  /// Bytes of tensors; more is refused. The size of a regular file bounds the work: whatever write_file() has written
+  /// must be read again.
+  std::uint64_t max_bytes = std::numeric_limits<std::uint64_t>::max();
 };
 /// Reads a regular file; a symbolic link is none. Blocks: for a thread that may wait.
-/// Errors: those of parse_header, Errc::damaged, cohive::Errc::limit_exceeded, cohive::Errc::io.
+/// Errors: those of parse_header, Errc::damaged, cohive::Errc::io, cohive::Errc::limit_exceeded, also where a tensor
+/// does not fit into memory.
 Result<TensorFile> read_file(const std::filesystem::path& path, ReadOptions options = {});
 /// Writes a file that is there as a whole or not at all, whenever the process or the machine stops: under a temporary
 /// name beside it first, from the disk up. A file of that name is replaced. Blocks for as long as the disk needs.

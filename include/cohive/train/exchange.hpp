@@ -152,7 +152,8 @@ class Exchange {
   virtual Task<void> loaded() { co_return; }
   /// Downloads what a newcomer needs beside the state of the run, if anything.
   virtual Task<void> download(Deadline) { co_return; }
-  /// Returns what later rounds of this peer alone go by, for a checkpoint. Called while no round changes it.
+  /// Returns what later rounds of this peer alone go by, for a checkpoint. Called while no round changes it, but for
+  /// one whose trainer was released when it was offered: then it is what that round began with.
   virtual Task<std::vector<checkpoint::NamedTensor>> save() { co_return std::vector<checkpoint::NamedTensor>(); }
   /// Goes on with what save() returned before a pause; reset() came before. Errors: for tensors that do not fit, then
   /// nothing is changed.

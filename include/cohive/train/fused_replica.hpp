@@ -35,6 +35,7 @@ class FusedReplica : public Replica {
   Task<void> free_next() override;
   Task<Gradients> take_gradients(std::optional<Place> step) override;
   averaging::ResidualsPtr residuals() override { return residuals_; }
+  void forget_residuals() override;
   Task<void> drop_gradients() override;
   Task<void> finish_step(std::uint64_t epoch, bool step) override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(ParameterRound how) override;
@@ -96,8 +97,13 @@ class FusedReplica : public Replica {
   /// close() there is nothing to wait for.
   void wait_until_unused() noexcept;
 
-  /// Returns the newest complete parameters: the next ones where a step or a round has made them, else the live ones.
+  /// Returns the newest complete parameters: the next ones where a step or a round has made them; in host memory the
+  /// live ones with the changes that publish() will add to them; else the live ones. A sum lasts until the next call.
   std::span<const float> newest(std::size_t parameter);
+  /// Returns what publish() will add to a parameter; empty where it will not add anything.
+  std::span<float> unpublished_change(std::size_t parameter) const {
+    return has_changes() ? next_[parameter].values : std::span<float>();
+  }
   /// Returns what keeps the memory of newest(), where that is not the live parameter's; else null.
   std::shared_ptr<const void> owner_of_next(std::size_t parameter) const {
     return has_next() ? next_[parameter].owner : nullptr;
@@ -106,6 +112,8 @@ class FusedReplica : public Replica {
   bool steps_into_live() const noexcept;
   /// Tells whether there are next parameters, complete and not published yet.
   bool has_next() const noexcept { return pending_ == Pending::values; }
+  /// Tells whether publish() has changes to add to the live parameters.
+  bool has_changes() const noexcept { return pending_ == Pending::changes; }
   /// Forgets the next parameters: the live ones were replaced.
   void forget_next() noexcept { pending_ = Pending::nothing; }
 
@@ -123,6 +131,7 @@ class FusedReplica : public Replica {
   std::shared_ptr<Stepping> stepping_;  // from take_gradients to finish_step
   std::vector<Buffer> next_;            // from the first delayed work on; kept, as new memory costs time
   Pending pending_ = Pending::nothing;  // what is in them, and not published yet
+  std::vector<float> newest_;           // a sum that newest() has returned
   std::optional<ParameterRound> round_;
   bool statistics_made_ = false;
   WorkCount work_;  // on the memory

@@ -70,7 +70,9 @@ class Replica {
   virtual Task<Gradients> take_gradients(std::optional<Place> step) = 0;
   /// Returns what rounds owe of the gradients in codecs with error feedback, for checkpoints; null: nothing, ever.
   virtual averaging::ResidualsPtr residuals() { return nullptr; }
-  /// Throws away what was taken, or accumulated before the cut: the model that it belongs to is no more.
+  /// Forgets what is owed: the model that it belongs to was replaced.
+  virtual void forget_residuals() {}
+  /// Throws away what was taken, or accumulated before the cut. What is owed stays: the model may stay, too.
   virtual Task<void> drop_gradients() = 0;
 
   // ---- Optimizer
@@ -115,8 +117,8 @@ class Replica {
   // ---- The state as a whole
 
   /// Copies the newest complete state: the next parameters where a step has finished that is not published, else the
-  /// live ones. Nothing changes meanwhile, but for what the trainer writes by itself. nullopt: it changes too often,
-  /// nothing is shared.
+  /// live ones, with the changes that publish() will add to them. Nothing changes meanwhile, but for what the trainer
+  /// writes by itself. nullopt: it changes too often, nothing is shared.
   virtual Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) = 0;
   /// Returns the same state without a copy, where the replica can: its reader reads the values where they are. Before
   /// the run has them changed, also by a publish() that is no exchange, it calls averaging::LiveTensors::settle or

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/proto/averaging.pb.h"
 
@@ -11,6 +12,18 @@ namespace {
 
 constexpr std::size_t kMaxGathered = 8 << 20;  // of all followers: it goes into one message to each
 constexpr std::size_t kGroupIdSize = 20;
+
+/// Tells whether answers of this group may lose some of an average, which its reducer owes from then on: it pays where
+/// it reduces the same values again.
+bool answers_owe(const Extensions& extensions) {
+  return extensions.one_average && extensions.codecs.contains(codec::Codec::sparse2);
+}
+
+/// Where a member stands in the order by which groups share the work, round after round. Parts follow the order, and
+/// ids that are close to each other are not close in it.
+crypto::Sha256Digest place_of(const PeerId& peer) {
+  return crypto::sha256(peer.bytes());
+}
 
 }  // namespace
 
@@ -93,6 +106,8 @@ std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, 
   group.one_average = extensions.one_average;
   assembled->reforms = extensions.reforms;
   std::shuffle(members.begin(), members.end(), runtime.random());
+  if (answers_owe(extensions))
+    std::ranges::sort(members, {}, [](const auto& one) { return place_of(one.first->peer); });
   for (auto& [member, blob] : members) {
     group.members.push_back(*member);
     assembled->gathered.push_back(std::move(blob));

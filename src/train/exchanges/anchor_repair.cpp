@@ -86,33 +86,39 @@ class AnchorRepair final : public Exchange {
     return goes_on(options_, moment) ? Release::offered : Release::done;
   }
 
-  /// Copies go out: newcomers may be getting the anchors.
+  /// Copies go out: newcomers may be getting the anchors. They are in memory of their own, as the outer step may have
+  /// an offer out at the same time: OpenDiLoCo's repairs have groups of their own.
   Task<Offer> offer(const Moment& moment) override {
     const bool has_momentum = infos_.size() > memory_->anchor.size();
-    momentum_ = std::make_shared<std::vector<std::vector<float>>>();
-    co_await runtime_.offload([memory = memory_, momentum = momentum_, has_momentum] {
-      copy(memory->anchor, memory->difference);
-      if (has_momentum) *momentum = memory->momentum;
+    offered_ = std::make_shared<Offered>();
+    co_await runtime_.offload([memory = memory_, offered = offered_, has_momentum] {
+      offered->anchor = memory->anchor;
+      if (has_momentum) offered->momentum = memory->momentum;
     });
-    std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
-    for (auto& momentum : *momentum_) values.emplace_back(momentum);
+    std::vector<averaging::TensorSpan> values(offered_->anchor.begin(), offered_->anchor.end());
+    for (auto& momentum : offered_->momentum) values.emplace_back(momentum);
     co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values)),
                     moment.occasion == Occasion::epoch_end ? 1.0 : 0.0};
   }
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
-    const auto momentum = std::exchange(momentum_, nullptr);
+    const auto offered = std::exchange(offered_, nullptr);
     if (round && moment.occasion == Occasion::epoch_end)
       co_await runtime_.offload(
-          [memory = memory_, momentum, steps = middle_of_steps(*round, averager_.dht().host().id())] {
+          [memory = memory_, offered, steps = middle_of_steps(*round, averager_.dht().host().id())] {
             if (steps) memory->steps = static_cast<float>(*steps);
-            copy(memory->difference, memory->anchor);
-            copy(*momentum, memory->momentum);
+            copy(offered->anchor, memory->anchor);
+            copy(offered->momentum, memory->momentum);
             memory->checksum = checksum_of(memory->anchor);
           });
     co_return Effect::none;
   }
 
  private:
+  /// That are being averaged.
+  struct Offered {
+    std::vector<std::vector<float>> anchor, momentum;
+  };
+
   const std::string name_;
   Runtime& runtime_;
   const std::uint64_t every_;
@@ -121,7 +127,7 @@ class AnchorRepair final : public Exchange {
   const std::vector<averaging::TensorInfo> infos_;
   averaging::Averager averager_;
   std::shared_ptr<OuterMemory> memory_;
-  std::shared_ptr<std::vector<std::vector<float>>> momentum_;  // that is being averaged
+  std::shared_ptr<Offered> offered_;  // from offer() to take()
 };
 
 }  // namespace

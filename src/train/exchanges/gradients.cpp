@@ -68,6 +68,7 @@ class Gradients final : public Exchange {
   Task<void> drop() override { return replica_.drop_gradients(); }
 
   Task<void> reset() override {
+    replica_.forget_residuals();
     averager_->reset();
     co_return;
   }

@@ -10,6 +10,7 @@
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/optim/step.hpp"
+#include "train/checkpoint_content.hpp"
 
 namespace cohive::train {
 namespace {
@@ -186,17 +187,26 @@ Task<void> OuterStep::prepare(const Moment& moment) {
   co_return;
 }
 
+double OuterStep::weight_of(const Moment& moment) const {
+  if (moment.occasion == Occasion::epoch_end) return optimizer_.open_diloco ? 1 : moment.samples;
+  return moment.occasion == Occasion::extra ? 1 : 0;
+}
+
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   const bool parameters = averages_parameters(moment.divided);
   co_await runtime_.offload(
       [&replica = replica_, memory = memory_, parameters, keeps_own = is_delayed(moment), used = replica_.in_use()] {
         replica.read_parameters(memory->in_model(memory->difference));
         memory->failed.clear();
+        memory->averaged.clear();
         if (!parameters) become_differences(memory->anchor, memory->difference);
         if (!keeps_own) return;
         memory->own = memory->difference;
         if (parameters) become_differences(memory->anchor, memory->own);
       });
+  owed_before_.reset();
+  if (is_delayed(moment)) owed_before_.emplace();  // copies need memory: only those who write checkpoints make them
+  if (is_delayed(moment) && !options_.checkpoints.directory.empty()) owed_before_ = co_await copy_of_what_is_owed();
   // What is not averaged counts as no step of the anchor, the same for all members that have lost its reducer. What
   // this peer has come to there stays in its parameters, and is part of the next difference.
   averaging::HostPartsOptions how;
@@ -204,7 +214,10 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   how.answers = answers_;
   if (answers_) how.density_factor = std::max(1.0, std::pow(kFirstDensity, 1 - memory_->steps / kWarmUpSteps));
   how.on_result = [memory = memory_, parameters](const averaging::StretchResult& result) {
-    if (result.averaged) return;
+    if (result.averaged) {
+      const std::lock_guard lock(memory->mutex);
+      return memory->averaged.push_back(result.stretch);
+    }
     const auto part = part_of(memory->difference[result.stretch.tensor], result.stretch);
     const auto anchor = part_of(memory->anchor[result.stretch.tensor], result.stretch);
     std::vector<float> own(part.begin(), part.end());
@@ -218,17 +231,18 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
     memory->failed.push_back({result.stretch, std::move(own)});
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
-  const double weight = moment.occasion == Occasion::epoch_end ? (optimizer_.open_diloco ? 1 : moment.samples)
-                        : moment.occasion == Occasion::extra   ? 1
-                                                               : 0;
-  co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values), std::move(how)), weight};
+  co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values), std::move(how)),
+                  weight_of(moment)};
 }
 
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
-  if (!round || moment.occasion == Occasion::given_up) co_return Effect::none;
-  if (moment.occasion == Occasion::epoch_end) fit_next_rounds(moment, *round);
-  counted_ = is_behind(*round);
-  if (counted_) co_return Effect::behind;
+  owed_before_.reset();
+  if (moment.occasion == Occasion::given_up) co_return Effect::none;
+  if (round && moment.occasion == Occasion::epoch_end) fit_next_rounds(moment, *round);
+  if (!round || is_behind(*round)) {
+    co_await keep_what_was_averaged(moment);
+    co_return round ? Effect::behind : Effect::none;
+  }
   averaged_ = true;
   const bool parameters = averages_parameters(moment.divided);
   compare_anchors(*round, parameters);
@@ -240,6 +254,7 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   const bool delayed = is_delayed(moment);
   co_await runtime_.offload(
       [&replica = replica_, memory = memory_, sgd, parameters, delayed, used = replica_.in_use()] {
+        memory->counted.clear();  // the difference of this round had it, too
         if (parameters) become_differences(memory->anchor, memory->difference);
         if (delayed) {
           step_beside(*memory, sgd);
@@ -251,6 +266,36 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
         memory->checksum = checksum_of(memory->anchor);
       });
   co_return delayed ? Effect::publishable : Effect::none;
+}
+
+/// Some or all reducers have taken this peer's difference, and it makes no step by what they answered: most of them
+/// have left it out, or it is behind. What they have taken is in the anchor of the others. What they have not taken is
+/// in the next difference. So is what came of local steps since the offer, which the parameters have and `own` lacks.
+Task<void> OuterStep::keep_what_was_averaged(const Moment& moment) {
+  if (weight_of(moment) <= 0) co_return;
+  counted_at_steps_ = memory_->steps;
+  co_await runtime_.offload(
+      [&replica = replica_, memory = memory_, delayed = is_delayed(moment), used = replica_.in_use()] {
+        const std::lock_guard lock(memory->mutex);
+        const auto averaged = std::exchange(memory->averaged, {});
+        if (averaged.empty()) return;
+        if (!delayed) {  // the averages have taken its place; the trainer waits
+          replica.read_parameters(memory->in_model(memory->difference));
+          become_differences(memory->anchor, memory->difference);
+        }
+        auto& own = delayed ? memory->own : memory->difference;
+        if (memory->counted.empty())
+          for (const auto& values : own) memory->counted.emplace_back(values.size());
+        // In place of what an earlier round has counted there: this difference had that, too.
+        for (const Stretch& stretch : averaged)
+          std::ranges::copy(part_of(own[stretch.tensor], stretch),
+                            part_of(memory->counted[stretch.tensor], stretch).begin());
+      });
+}
+
+Task<void> OuterStep::drop() {
+  owed_before_.reset();
+  co_return;
 }
 
 /// Most of the others have made a step that this peer has missed. One of them alone can say any number, and a leader
@@ -327,6 +372,24 @@ void OuterStep::forget_what_is_owed() {
   if (sparse) answers_ = std::make_shared<averaging::AnswerResiduals>(infos_);
 }
 
+// ---- Checkpoints
+
+Task<std::vector<checkpoint::NamedTensor>> OuterStep::copy_of_what_is_owed() {
+  co_return co_await runtime_.offload(
+      [residuals = residuals_, infos = infos_] { return owed_tensors(residuals, infos); });
+}
+
+Task<std::vector<checkpoint::NamedTensor>> OuterStep::save() {
+  if (owed_before_) co_return *owed_before_;
+  co_return co_await copy_of_what_is_owed();
+}
+
+Task<Result<>> OuterStep::restore(std::vector<checkpoint::NamedTensor> saved) {
+  const auto rest = std::make_shared<std::vector<checkpoint::NamedTensor>>(std::move(saved));
+  co_return co_await runtime_.offload(
+      [rest, residuals = residuals_, infos = infos_] { return take_residuals(*rest, residuals, infos); });
+}
+
 // ---- The state
 
 std::vector<Exchange::Kept> OuterStep::kept() {
@@ -343,10 +406,11 @@ std::vector<Exchange::Kept> OuterStep::kept() {
 
 /// What this peer has come to since the round before it missed one goes on from the anchor of the others.
 Task<void> OuterStep::replacing() {
+  carries_ = false;
   if (averaged_) co_await renewing();
 }
 
-/// What a round has counted, though this peer is not where it led, is in the anchor of the others.
+/// Until loaded() `difference` is what the parameters have beyond the anchor.
 Task<void> OuterStep::renewing() {
   carries_ = true;
   trained_from_ = kNone;
@@ -359,7 +423,7 @@ Task<void> OuterStep::renewing() {
 
 Task<void> OuterStep::reset() {
   averaged_ = false;
-  counted_ = counted_ && carries_;
+  if (!carries_) memory_->counted.clear();
   trained_from_ = kNone;
   memory_->steps = 0;
   memory_->checksum = 0;
@@ -370,23 +434,21 @@ Task<void> OuterStep::reset() {
   });
 }
 
-/// What the last round is said to have averaged is in the anchor of the others only if they have made a step more.
+/// What rounds have counted is in the anchor of the others only if they have made a step more.
 Task<void> OuterStep::loaded() {
-  const bool is_ahead = memory_->steps > told_at_steps_;
-  if (is_ahead) doubt_.end();
-  const bool counted = std::exchange(counted_, false) && is_ahead;
+  if (memory_->steps > told_at_steps_) doubt_.end();
+  auto counted = std::exchange(memory_->counted, {});
+  if (memory_->steps <= counted_at_steps_) counted.clear();
   if (!std::exchange(carries_, false)) co_return;
   averaged_ = true;
-  co_await runtime_.offload([&replica = replica_, memory = memory_, counted, used = replica_.in_use()] {
-    for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
-      if (counted && memory->own.empty())
-        std::ranges::fill(memory->difference[i], 0.0f);
-      else if (counted)
-        add(memory->difference[i], memory->own[i]);
-      add(memory->difference[i], memory->anchor[i]);
-    }
-    replica.write_parameters(memory->in_model(memory->difference));
-  });
+  co_await runtime_.offload(
+      [&replica = replica_, memory = memory_, counted = std::move(counted), used = replica_.in_use()] {
+        for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
+          if (!counted.empty()) add(memory->difference[i], counted[i]);
+          add(memory->difference[i], memory->anchor[i]);
+        }
+        replica.write_parameters(memory->in_model(memory->difference));
+      });
 }
 
 }  // namespace cohive::train

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,7 +30,7 @@ struct OuterMemory {
   const Fragment fragment;
   std::vector<std::vector<float>> anchor, momentum;
   std::vector<std::vector<float>> difference;  // of this peer, then of all; between two rounds anything
-  std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round; else empty
+  std::vector<std::vector<float>> own;         // of this peer, where the trainer goes on during the round
   std::uint64_t checksum = 0;                  // of the anchor; 0: not known
   bool differs = false;                        // members of the last round had other anchors
   float steps = 0;                             // that led to the anchor: those of one anchor have the same number
@@ -37,8 +38,12 @@ struct OuterMemory {
     averaging::Stretch stretch;
     std::vector<float> own;
   };
-  std::mutex mutex;            // of what follows
-  std::vector<Failed> failed;  // stretches of this round of which no average came
+  /// How much of what this peer has come to was averaged in a round whose step it has not made: the step of the others
+  /// has it. Values of stretches without an average are 0; empty: nothing.
+  std::vector<std::vector<float>> counted;
+  std::mutex mutex;                          // of what follows
+  std::vector<Failed> failed;                // stretches of this round of which no average came
+  std::vector<averaging::Stretch> averaged;  // those of which one came
 };
 
 inline constexpr float kMostToldSteps = 1 << 24;  // that a float counts
@@ -78,25 +83,31 @@ class OuterStep final : public Exchange {
   Task<void> prepare(const Moment& moment) override;
   Task<Offer> offer(const Moment& moment) override;
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
+  Task<void> drop() override;
   std::vector<Kept> kept() override;
   bool lacks_kept_alone() const override { return true; }
   Task<void> renewing() override;
   Task<void> replacing() override;
   Task<void> reset() override;
   Task<void> loaded() override;
+  Task<std::vector<checkpoint::NamedTensor>> save() override;
+  Task<Result<>> restore(std::vector<checkpoint::NamedTensor> saved) override;
 
   /// Returns what it steps from; for the repair, and for tests between two calls of the run.
   const std::shared_ptr<OuterMemory>& memory() const noexcept { return memory_; }
 
  private:
   bool is_delayed(const Moment& moment) const { return goes_on(options_, moment); }
+  double weight_of(const Moment& moment) const;
   bool averages_parameters(bool divided) const { return divided && !optimizer_.open_diloco; }
   bool is_told_to_be_behind(const averaging::RoundReport& round) const;
   bool is_behind(const averaging::RoundReport& round);
+  Task<void> keep_what_was_averaged(const Moment& moment);
   void compare_anchors(const averaging::RoundReport& round, bool parameters);
   void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
   void warn_of_short_rounds(std::uint64_t batches);
   void forget_what_is_owed();
+  Task<std::vector<checkpoint::NamedTensor>> copy_of_what_is_owed();
 
   const std::string name_;
   Replica& replica_;
@@ -108,6 +119,9 @@ class OuterStep final : public Exchange {
   averaging::Averager averager_;
   averaging::ResidualsPtr residuals_;
   averaging::AnswerResidualsPtr answers_;  // null: answers are not in sparse2
+  // What was owed when the round began that goes on beside copies of the state: these have the anchor of that time, and
+  // the round changes what is owed as it goes. Empty without a directory for checkpoints; nullopt: no such round.
+  std::optional<std::vector<checkpoint::NamedTensor>> owed_before_;
   const std::shared_ptr<LinkFit> fit_;
   double values_ = 0;               // of the fragment
   double share_ = 1;                // of the model's values
@@ -115,12 +129,12 @@ class OuterStep final : public Exchange {
   std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
   bool whole_ = false;              // this peer has trained in all epochs since then
   bool averaged_ = false;           // the anchor is one that others have had, too
-  bool counted_ = false;            // the last offer was averaged, as it seems, and this peer has nothing of it
   bool carries_ = false;            // until loaded(): `difference` has what this peer has come to
   bool warned_ = false;
   GrowingPause doubt_ = doubt_of_members();
-  float told_at_steps_ = 0;  // when members said last that this peer is behind
-  bool few_bits_ = false;    // of the parameters of the last group that averaged these
+  float told_at_steps_ = 0;     // when members said last that this peer is behind
+  float counted_at_steps_ = 0;  // when something was counted last that this peer has made no step by
+  bool few_bits_ = false;       // of the parameters of the last group that averaged these
 };
 
 /// Averages the anchors now and then, where they differ. The parameters stay as they are: what changes in an anchor is

@@ -128,11 +128,11 @@ EarlierRun load_state(Runtime& runtime, const std::string& path, const PeerId& s
     std::filesystem::rename(path, aside, ignored);
     log::warn("bootstrap", "{}; starting without it (kept as {})", reader.error().detail(), aside);
   } else if (reader.error() != Errc::not_found) {
-    throw Exit{kBadInput, "--state-path: " + reader.error().detail()};
+    throw Exit{code_for_file(reader.error()), "--state-path: " + reader.error().detail()};
   }
   dht::SavedState fresh{self, dht::DhtId::random(runtime), {}};
   if (auto written = dht::write_state(path, fresh); !written)
-    throw Exit{kBadInput, "--state-path: " + written.error().detail()};
+    throw Exit{code_for_file(written.error()), "--state-path: " + written.error().detail()};
   return {std::move(fresh), nullptr};
 }
 
@@ -257,7 +257,7 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   const auto own = p2p::take_own_addresses(initial, identity.peer_id());
   if (!options.trace_file.empty())
     if (auto tracing = Trace::of(runtime).start(options.trace_file, identity.peer_id().text()); !tracing)
-      throw Exit{kBadInput, "--trace: " + tracing.error().detail()};
+      throw Exit{code_for_file(tracing.error()), "--trace: " + tracing.error().detail()};
   const auto traced = on_exit([&runtime] { Trace::of(runtime).stop(); });
   p2p::Host host(*network, identity, host_options);
   std::optional<p2p::OwnAddressCheck> own_check;
@@ -324,8 +324,9 @@ HeldIdentity load_identity(const std::string& path) {
   if (path.empty()) return {KeyPair::generate_ed25519(), nullptr};
   auto identity = hold_identity(path, KeyType::rsa);
   if (!identity)
-    throw Exit{kBadInput, "--identity-path: " + explain(identity.error()) +
-                              "; give a key file of cohive or hivemind, or a new name for one to be made"};
+    throw Exit{code_for_file(identity.error()),
+               "--identity-path: " + explain(identity.error()) +
+                   "; give a key file of cohive or hivemind, or a new name for one to be made"};
   return std::move(*identity);
 }
 
@@ -353,6 +354,9 @@ int run(const Options& options) {
   apply(options.relay_use, host_options);
   apply(options.relay_service, host_options);
   const auto initial = parse_initial_peers(initial_peers(options.initial_peers));
+  // What cannot be read is told before a key or a state is made.
+  dht::check_members(options.members).value();
+  (void)metrics_token(options.metrics_token_file);
   const HeldIdentity identity = load_identity(options.identity_path);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   return runtime->run(run_node(*runtime, options, std::move(host_options), identity.key, initial));

@@ -46,16 +46,18 @@ CollectorOptions collector_options(const Options& options, const std::vector<Mul
 }
 
 int watch_or_serve(const Options& options) {
+  const bool serve = options.command == "serve";
+  const std::string token = serve ? metrics_token(options.token_file) : "";  // before the swarm is joined
   try_output("--history", options.history);
   auto initial = swarm_addresses(options.initial_peers);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
   const CollectorOptions collector = collector_options(options, initial);
   const bool terminal = ::isatty(STDOUT_FILENO) && !options.once && !options.json;
   const auto work = [&](Dht& dht) {
-    if (options.command == "serve")
+    if (serve)
       return serve_run(dht, {.collector = collector,
                              .address = options.address,
-                             .token = metrics_token(options.token_file),
+                             .token = token,
                              .peer_series = options.peer_series,
                              .json = options.json});
     return watch_run(dht, {.collector = collector, .once = options.once, .json = options.json, .table = terminal});

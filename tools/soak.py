@@ -308,7 +308,13 @@ class Soak:
                 program.process.kill()
 
 
+def end_early(number, frame):
+    raise Trouble(f"told to stop by {signal.Signals(number).name}")
+
+
 def main():
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end_early)  # its programs would stay otherwise
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--trainers", type=int, default=5)

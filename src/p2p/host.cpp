@@ -1,6 +1,7 @@
 #include "cohive/p2p/host.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "bundles.hpp"
 #include "circuit_room.hpp"
@@ -145,6 +146,7 @@ struct Host::Impl {
   }
 
   static Task<void> measure(Impl& impl) {
+    std::size_t refused = 0, cut_off = 0;  // of the budget, as far as they are counted: hosts may share a counter
     for (;;) {
       co_await impl.self.runtime.sleep_for(kMeasurePeriod);
       impl.table.count_bytes();
@@ -154,8 +156,10 @@ struct Host::Impl {
       const MemoryBudget& memory = impl.self.memory;
       impl.self.metrics.memory_held.set(static_cast<double>(memory.held()));
       impl.self.metrics.memory_highest.set(static_cast<double>(memory.highest()));
-      impl.self.metrics.memory_refused.set(static_cast<double>(memory.refused()));
-      impl.self.metrics.memory_cut_off.set(static_cast<double>(memory.cut_off()));
+      impl.self.metrics.memory_refused.increment(
+          static_cast<double>(memory.refused() - std::exchange(refused, memory.refused())));
+      impl.self.metrics.memory_cut_off.increment(
+          static_cast<double>(memory.cut_off() - std::exchange(cut_off, memory.cut_off())));
       impl.self.metrics.banned.set(static_cast<double>(impl.self.reputation.banned()));
     }
   }

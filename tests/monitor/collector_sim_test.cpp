@@ -4,13 +4,19 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
+#include "cohive/proto/dht.pb.h"
+#include "cohive/rpc/rpc.hpp"
 #include "cohive/testing/cheap_keys.hpp"
+#include "common/program.hpp"
 #include "dht/dht_swarm.hpp"
 #include "monitor/run_doctor.hpp"
 #include "monitor/view_json.hpp"
+#include "monitor/watch.hpp"
 #include "support/sanitizers.hpp"
 
 namespace cohive::tools {
@@ -141,8 +147,50 @@ TEST_F(WatchedRun, ALookThatFailsIsToldAndACrawlMakesUpForNone) {
   swarm.pass(1ms);
   EXPECT_EQ(collector.failed_looks(), 1u);
   EXPECT_TRUE(told);
+  EXPECT_FALSE(collector.sees_the_run()) << "a monitor that has seen nothing for so long is not ready";
+  const auto blind = HasSubstr("the swarm has not answered for ");
+  ASSERT_FALSE(collector.view().warnings.empty());
+  EXPECT_EQ(collector.view().warnings.front().kind, "blind");
+  EXPECT_THAT(said(collector.view()).front(), blind);
   swarm.run(collector.crawl());
   EXPECT_EQ(collector.view().time, read) << "what is shown is as old as the reports";
+  EXPECT_THAT(said(collector.view()).front(), blind) << "a crawl reads no reports";
+  swarm.run(collector.look());
+  EXPECT_EQ(std::ranges::count(said(collector.view()), said(collector.view()).front()), 1) << "it is said once";
+  swarm.fabric().heal();
+  for (int i = 0; i < 60 && !collector.sees_the_run(); ++i) {
+    swarm.pass(1min);  // until dials that failed are tried again
+    swarm.run(collector.look());
+  }
+  EXPECT_TRUE(collector.sees_the_run());
+  EXPECT_THAT(said(collector.view()), testing::Not(testing::Contains(blind)));
+}
+
+TEST_F(WatchedRun, AMonitorThatHasSeenNothingYetSaysSo) {
+  add_many(3);
+  Dht& monitor = add_monitor();
+  swarm.fabric().partition({ip_of(3)}, {ip_of(0), ip_of(1), ip_of(2)});
+  Collector collector(monitor, {.run_id = "run"});
+  swarm.run(collector.look());
+  EXPECT_EQ(collector.failed_looks(), 1u);
+  EXPECT_THAT(said(collector.view()), ElementsAre("the swarm has not answered yet: nothing is known of the run"));
+  EXPECT_EQ(collector.view().time, 0);
+  EXPECT_FALSE(collector.sees_the_run());
+}
+
+TEST_F(WatchedRun, ASwarmThatDoesNotAnswerIsNoRunWithoutTrainers) {
+  add_many(3);
+  Dht& monitor = add_monitor();
+  swarm.fabric().partition({ip_of(3)}, {ip_of(0), ip_of(1), ip_of(2)});
+  testing::internal::CaptureStdout();
+  try {
+    swarm.run(watch_run(monitor, {.collector = {.run_id = "run"}, .once = true}));
+    ADD_FAILURE() << "a look that failed was told as one that did not";
+  } catch (const Exit& exit) {
+    EXPECT_EQ(exit.code, kFailed);
+    EXPECT_THAT(exit.message, HasSubstr("cannot be read"));
+  }
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
 }
 
 TEST_F(WatchedRun, StandsStillWhereNobodyReportsAnyMore) {
@@ -170,6 +218,62 @@ TEST_F(WatchedRun, ACrawlLeavesOutWhatItHasNoTimeFor) {
   const std::size_t some = nodes_in(200ms);
   EXPECT_GT(some, 0u);
   EXPECT_LT(some, 12u);
+}
+
+/// A node that names twenty ids as its own, and that of another node.
+class ManyIds {
+ public:
+  ManyIds(p2p::Host& host, dht::DhtId victim) : host_(host), victim_(victim), server_(host) {
+    server_.add_unary("DHTProtocol.rpc_ping", [this](PeerId, std::string) { return ping(); });
+    server_.add_unary("DHTProtocol.rpc_find", [this](PeerId, std::string request) { return find(std::move(request)); });
+  }
+
+ private:
+  static std::string id(int number) { return std::string(20, static_cast<char>('a' + number)); }
+  Task<Result<std::string>> ping() {
+    proto::PingResponse reply;
+    reply.mutable_peer()->set_node_id(id(0));
+    reply.set_dht_time(host_.runtime().wall_time());
+    reply.set_available(true);
+    co_return reply.SerializeAsString();
+  }
+  Task<Result<std::string>> find(std::string bytes) {
+    proto::FindRequest request;
+    request.ParseFromString(bytes);
+    proto::FindResponse reply;
+    reply.mutable_peer()->set_node_id(id(0));
+    for (int key = 0; key < request.keys_size(); ++key) {
+      auto* result = reply.add_results();
+      for (int number = 1; number <= 20; ++number) name(*result, id(number));
+      name(*result, victim_.binary());
+    }
+    co_return reply.SerializeAsString();
+  }
+  void name(proto::FindResult& result, const std::string& id) const {
+    result.add_nearest_node_ids(id);
+    result.add_nearest_peer_ids(host_.id().binary());
+  }
+  p2p::Host& host_;
+  const dht::DhtId victim_;
+  rpc::Server server_;
+};
+
+TEST_F(WatchedRun, ANodeIsOnTheMapOnceWhateverIdsItInvents) {
+  add_many(3);
+  auto& host = swarm.add_host();
+  const ManyIds liar(host, nodes[1]->node_id());
+  Dht monitor(swarm.add_host({.routing_server = false}, false), {.client_mode = true});
+  swarm.run(monitor.start({host.visible_addresses().front(), swarm.host(0).visible_addresses().front()})).value();
+  const auto found = swarm.run(crawl(monitor, {}));
+  std::map<PeerId, std::size_t> times;
+  for (const CrawledNode& node : found) {
+    ++times[node.peer];
+    EXPECT_TRUE(node.reachable) << node.peer.text();
+  }
+  EXPECT_EQ(found.size(), 4u) << "the liar, and the three nodes that there are";
+  EXPECT_EQ(times[host.id()], 1u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(times[swarm.host(i).id()], 1u) << i;
+  swarm.run(monitor.close());
 }
 
 TEST_F(WatchedRun, ALineOfTheHistoryThatWasCutOffSwallowsNoOther) {

@@ -462,6 +462,25 @@ TEST(RunOutput, MetricsOfSinglePeersAreBoundedAndComeAndGo) {
   EXPECT_THAT(metrics.text(), HasSubstr("cohive_swarm_trainers{mode=\"node\",run_id=\"run \\\"a\\\"\"} 2"));
 }
 
+TEST(RunOutput, WhatIsNotKnownYetIsNoNumber) {
+  Metrics metrics;
+  RunExporter exporter(metrics, "run", 2);
+  const auto unknown = [](const std::string& name, const std::string& label = "") {  // libraries write NaN and Nan
+    return testing::ContainsRegex(name + "[{]" + label + "run_id=\"run\"[}] [Nn][Aa][Nn]\n");
+  };
+  EXPECT_THAT(metrics.text(), AllOf(unknown("cohive_swarm_epoch"), unknown("cohive_swarm_trainers", "mode=\"node\","),
+                                    unknown("cohive_swarm_nodes", "reachable=\"yes\","),
+                                    HasSubstr("cohive_swarm_last_look_timestamp_seconds{run_id=\"run\"} 0\n"),
+                                    HasSubstr("cohive_swarm_warnings{kind=\"blind\",run_id=\"run\"} 0\n")));
+  RunRecords records;
+  for (std::uint32_t i = 0; i < 2; ++i) records.trainers.push_back(trainer_at(i, 3));
+  exporter.update(view_of(records));
+  EXPECT_THAT(metrics.text(), AllOf(HasSubstr("cohive_swarm_epoch{run_id=\"run\"} 3\n"),
+                                    HasSubstr("cohive_swarm_trainers{mode=\"client\",run_id=\"run\"} 0\n"),
+                                    unknown("cohive_swarm_parts")))
+      << "nobody has walked through the swarm";
+}
+
 TEST(LookHistory, IsTheSameAfterARestart) {
   LookHistory history("run");
   std::string file;

@@ -147,6 +147,22 @@ class CodeBlocks(unittest.TestCase):
                     self.assertNotIn("cohive-bootstrap.service", checked.stderr)
 
 
+    def test_units_and_containers_leave_every_option_to_their_user(self):
+        """What they set by a flag, a user who gives it again would set twice, which is refused: variables are for that."""
+        unit = (ROOT / "tools/cohive-bootstrap.service.in").read_text()
+        start = re.search("^ExecStart=(.*)$", unit, flags=re.MULTILINE)[1]
+        self.assertEqual(set(re.findall(r"--[\w-]+", start)), {"--host-maddrs", "--identity-path", "--state-path"}, "LISTEN, and its folder")
+        texts = {"cohive-bootstrap": unit + (ROOT / "packaging/container/Containerfile").read_text(),
+                 "cohive-train": (ROOT / "packaging/container/Containerfile.trainer").read_text()}
+        for program, text in texts.items():
+            entry = json.loads(re.search("^ENTRYPOINT (.*)$", text, flags=re.MULTILINE)[1])
+            self.assertEqual(entry, [f"/usr/bin/{program}"])
+            if not programs(program):
+                continue
+            known = "".join(run(program, help).stdout for help in ("--help", "--help-all"))
+            for variable in re.findall(r"\b(COHIVE_[A-Z_]+)=", text):
+                self.assertIn(f"Env:{variable})", known)
+
     def test_files_of_variables(self):
         """Those of the trainer's units are variables that it has."""
         for block in blocks("ini"):

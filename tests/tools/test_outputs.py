@@ -201,6 +201,17 @@ class OutputsAtTheEnd(WithTrainer):
         self.assertEqual(result.returncode, 1, result.stderr)
         self.assertIn("the state is not saved: ", result.stderr)
 
+    def test_a_disk_that_is_full_at_the_start_may_have_room_later(self):
+        """Not 2, after which a service manager would never start the program again."""
+        disk, mount = self.mounted()
+        script = f'head -c 1000000 /dev/zero > {disk}/filler 2>/dev/null; exec "$@"'
+        for flag in ("--state-path", "--trace", "--log-file"):
+            result = subprocess.run([*mount, "bash", "-c", script, "bash", shell.BIN / "cohive-bootstrap", "--host-maddrs",
+                                     "/ip4/127.0.0.1/tcp/0", flag, disk / "file"], env=environment, capture_output=True, text=True,
+                                    timeout=PATIENCE)
+            self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1), result.stderr)
+            self.assertIn(f"{flag}: cannot write {disk}/file: No space left on device", result.stderr)
+
     def test_what_is_no_file(self):
         result = self.bash('"$@"', "--summary", "/dev/stdout", "--save", "/dev/null")
         self.assertEqual(result.returncode, 0, result.stderr)

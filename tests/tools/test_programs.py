@@ -121,6 +121,11 @@ class BadInput(unittest.TestCase):
                 self.refused(2, "in use", program, "--metrics-address", f"127.0.0.1:{port}", "--host-maddrs",
                              "/ip4/127.0.0.1/tcp/0")
 
+    def test_address_that_this_machine_does_not_have(self):
+        """Its network may have yet to get it: a service manager starts the program again after 1, and does not after 2."""
+        for program in programs("cohive-bootstrap", "cohive-train"):
+            self.refused(1, "cannot listen on /ip4/192.0.2.1/tcp/0", program, "--host-maddrs", "/ip4/192.0.2.1/tcp/0")
+
     def test_swarm_that_cannot_be_reached(self):
         with taken_port() as port:
             pass  # free again: nobody listens
@@ -161,6 +166,20 @@ class BadInput(unittest.TestCase):
         for program in programs("cohive-bootstrap", "cohive-train"):
             self.refused(2, str(junk), program, "--identity-path", str(junk))
         self.assertEqual(junk.read_text(), "not a key")
+
+    def test_files_with_secrets_are_read_before_anything_is_made_or_joined(self):
+        with taken_port() as port:
+            pass  # free again: nobody listens
+        with tempfile.TemporaryDirectory() as folder:
+            missing, key, state = (os.path.join(folder, name) for name in ("missing", "key", "state"))
+            swarm = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"]
+            for flag in ("--secret-file", "--members", "--metrics-token-file"):
+                self.refused(2, missing, "cohive-bootstrap", flag, missing, "--identity-path", key, "--state-path", state)
+            for flag in ("--secret-file", "--members"):
+                self.refused(2, missing, "cohive-monitor", flag, missing, "--identity-path", key, *swarm)
+                self.refused(2, missing, "cohive-dht", flag, missing, "--identity-path", key, *swarm)
+            self.refused(2, missing, "cohive-monitor", "serve", "--metrics-token-file", missing, "--identity-path", key, *swarm)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_files_of_a_trainer_are_tried_before_its_text_is_read(self):
         at_once = ["--text", str(self.text), "--dry-run"]
@@ -616,6 +635,15 @@ class Doctor(unittest.TestCase):
         with taken_port() as port:
             pass  # free again: nobody listens
         self.assert_fails_at("tcp", "nothing listens at that port", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}")
+
+    def test_one_address_of_a_name_is_enough(self):
+        """localhost has an IPv6 address, too, on most machines; the node listens at none."""
+        with bootstrap() as (_, line):
+            found = self.examine(line["initial_peers"][0].replace("/ip4/127.0.0.1/", "/dns/localhost/"), code=0)
+            self.assertEqual(found["handshake"]["status"], "ok")
+            if len(found["name"]["details"]["addresses"]) > 1:
+                self.assertEqual(found["tcp"]["status"], "skipped")
+                self.assertIn("another address of the name answers", found["tcp"]["text"])
 
     def test_another_peer(self):
         with bootstrap() as (_, line):

@@ -174,7 +174,8 @@ class ConfigFiles(SettingsTest):
             with self.subTest(written=written):
                 self.assertEqual(self.plan_of(f"initial-peers = {written}\nrun-id = 'after'\n")["initial_peers"], meant)
         empty = self.file("initial-peers = []\n")
-        self.assertEqual(self.plan("--config", empty, env={"COHIVE_TRAIN_INITIAL_PEERS": one})["initial_peers"], [])
+        for variable in ("COHIVE_TRAIN_INITIAL_PEERS", "INITIAL_PEERS", "PL_INITIAL_PEERS"):
+            self.assertEqual(self.plan("--config", empty, env={variable: one})["initial_peers"], [], variable)
         self.assertEqual(self.plan("--config", empty, "--initial-peers", one)["initial_peers"], [one])
 
     def test_any_editor_may_have_written_it(self):

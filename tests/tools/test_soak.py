@@ -1,13 +1,17 @@
-"""How soon a soak's run has its pace again (tools/soak.py).
+"""How soon a soak's run has its pace again, and what is left of one that is stopped (tools/soak.py).
 
 Usage: test_soak.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
 """
 
+import subprocess
 import sys
+import tempfile
+import time
 import unittest
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
+TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
+sys.path.insert(0, TOOLS)
 import soak
 
 USUAL = 10  # epochs a second, for each of the trainers
@@ -48,6 +52,48 @@ class PaceOfASoak(unittest.TestCase):
     def test_a_run_that_never_comes_back_is_told(self):
         _, found = paced([150], slow=[(150, 200)]).back_after()
         self.assertGreater(found[0][0], soak.BACK_WITHIN)
+
+
+class StoppedSoak(unittest.TestCase):
+    # A soak that does nothing but start one program and wait.
+    SCRIPT = """
+import pathlib, sys
+folder, tools = sys.argv[2:4]
+del sys.argv[3]
+sys.path.insert(0, tools)
+import soak
+soak.WORK = pathlib.Path(folder, "work")
+def run(self):
+    self.bootstrap = soak.Program("sleeper", "sleep", "600")
+    print("pid", self.bootstrap.process.pid, flush=True)
+    soak.time.sleep(600)
+soak.Soak.run = run
+soak.main()
+"""
+
+    @staticmethod
+    def runs(pid):
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except FileNotFoundError:
+            return False
+
+    def test_its_programs_end_with_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "cohive-train").touch()
+            with subprocess.Popen([sys.executable, "-c", self.SCRIPT, "--bin", folder, TOOLS], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                  text=True) as process:
+                self.assertIn("trainers for", process.stdout.readline())
+                pid = process.stdout.readline().split()[1]
+                self.assertTrue(self.runs(pid))
+                process.terminate()
+                _, stderr = process.communicate(timeout=30)
+            self.assertEqual(process.returncode, 1, stderr)
+            self.assertIn("ended early: told to stop by SIGTERM", stderr)
+            deadline = time.monotonic() + 10
+            while self.runs(pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.assertFalse(self.runs(pid))
 
 
 if __name__ == "__main__":

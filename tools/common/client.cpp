@@ -35,15 +35,18 @@ Task<std::shared_ptr<dht::RsaSignatureValidator>> member_key(Runtime& runtime, c
 
 Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, ClientMember member,
                                        bool signed_records, std::function<Task<int>(Dht&)> work) {
+  dht::check_members(member.members).value();  // before a key is made
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions host_options;
   host_options.routing_server = false;
   const HeldIdentity identity = member.identity_path.empty() ? HeldIdentity{KeyPair::generate_ed25519(), nullptr}
                                                              : hold_identity(member.identity_path).value();
   if (!member.identity_path.empty()) {
-    const auto free = co_await p2p::check_identity_is_free(*network, identity.key.peer_id(), initial,
-                                                           host_options.transport, runtime.after(kIdentityCheck));
-    if (!free) throw ErrorException(free.error());
+    auto checked = co_await race(runtime, wait_for_stop(runtime),
+                                 p2p::check_identity_is_free(*network, identity.key.peer_id(), initial,
+                                                             host_options.transport, runtime.after(kIdentityCheck)));
+    if (checked.index() == 0) co_return std::nullopt;
+    if (const auto& free = std::get<1>(checked); !free) throw ErrorException(free.error());
   }
   p2p::Host host(*network, identity.key, host_options);
   if (auto started = host.start(); !started) throw ErrorException(started.error());

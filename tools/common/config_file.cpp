@@ -118,6 +118,9 @@ class Reader {
     const auto values = values_of(key, node, *option);
     if (values.empty()) {
       if (!option->get_envname().empty()) ::unsetenv(option->get_envname().c_str());
+      // These take the place of addresses that nobody has given: an empty list gives none.
+      if (std::ranges::count(option->get_lnames(), "initial-peers"))
+        for (const char* name : {"INITIAL_PEERS", "PL_INITIAL_PEERS"}) ::unsetenv(name);
       return;
     }
     try {

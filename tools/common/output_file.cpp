@@ -88,7 +88,7 @@ OutputFile::OutputFile(std::string flag, std::string path) : flag_(std::move(fla
     return;
   }
   const int error = errno;
-  if (error != ENOENT) refuse(std::strerror(error));
+  if (error != ENOENT) refuse(error);
   if (::lstat(path_.c_str(), &facts) == 0) refuse("it is a link to nowhere");
   if (path_.ends_with('/')) refuse("there is no such folder");
   target_ = path_;
@@ -111,6 +111,12 @@ void OutputFile::refuse(const std::string& why) const {
   throw Exit{kBadInput, flag_ + ": cannot write " + path_ + ": " + why};
 }
 
+/// A disk without room may have room again; a path that is wrong stays wrong.
+void OutputFile::refuse(int error) const {
+  if (may_pass(error)) fail(error);
+  refuse(std::strerror(error));
+}
+
 void OutputFile::fail(int error) const {
   throw Exit{kFailed, flag_ + ": cannot write " + path_ + ": " + std::strerror(error)};
 }
@@ -121,15 +127,16 @@ void OutputFile::fail(int error) const {
 void OutputFile::open_special(unsigned mode) {
   // O_NONBLOCK: the open of a pipe would wait for its reader.
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
-  if (descriptor_ < 0) refuse(errno == ENXIO ? "nobody reads from it" : std::strerror(errno));
-  // A device that is full says so of no bytes, too.
+  if (descriptor_ < 0 && errno == ENXIO) refuse("nobody reads from it");
+  if (descriptor_ < 0) refuse(errno);
+  // A device that is full says so of no bytes, too, and stays full.
   if (S_ISCHR(mode) && ::write(descriptor_, "", 0) < 0) refuse(std::strerror(errno));
   how_ = How::appended;
 }
 
 void OutputFile::open_regular() {
   const int file = ::open(path_.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
-  if (file < 0) refuse(std::strerror(errno));
+  if (file < 0) refuse(errno);
   ::close(file);
   std::error_code error;
   target_ = fs::canonical(path_, error).string();
@@ -144,12 +151,12 @@ void OutputFile::try_folder(bool exists) {
     how_ = How::in_place;
     return;
   }
-  if (file < 0) refuse(std::strerror(errno));
+  if (file < 0) refuse(errno);
   const bool written = write_all(file, "\n") && ::fsync(file) == 0;
   const int error = errno;
   ::close(file);
   ::unlink(name.c_str());
-  if (!written) refuse(std::strerror(error));
+  if (!written) refuse(error);
   how_ = How::replaced;
 }
 

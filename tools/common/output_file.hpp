@@ -15,7 +15,7 @@ class OutputFile {
   /// No such output is wanted.
   OutputFile() = default;
   /// Sees that the path can be written, without a change of what it holds. An empty path is none. Throws Exit with code
-  /// 2.
+  /// 2, or 1 where the disk has no room.
   OutputFile(std::string flag, std::string path);
   ~OutputFile();
   OutputFile(OutputFile&& other) noexcept { swap(other); }
@@ -38,6 +38,7 @@ class OutputFile {
   void write_in_place(std::span<const std::string_view> pieces) const;
   bool replace(std::span<const std::string_view> pieces) const;
   [[noreturn]] void refuse(const std::string& why) const;
+  [[noreturn]] void refuse(int error) const;
   [[noreturn]] void fail(int error) const;
   void swap(OutputFile& other) noexcept;
 
@@ -47,7 +48,7 @@ class OutputFile {
   int descriptor_ = -1;  // of what is no file: a reader that saw it closed would go away
 };
 
-/// The same trial for a file that something else writes. Throws Exit with code 2.
+/// Tries a file that something else writes in the same way, with the same exit codes.
 void try_output(const std::string& flag, const std::string& path);
 /// The same, and refuses pipes and devices: for a file that is replaced by another one.
 void try_regular_output(const std::string& flag, const std::string& path);

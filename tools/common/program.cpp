@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <filesystem>
 #include <iostream>
 
@@ -109,18 +110,35 @@ int report_failure() {
   }
 }
 
+namespace {
+
+bool is_of_the_swarm(const Error& error) {
+  const auto& category = error.code().category();
+  return category == dht::dht_category() || category == p2p::p2p_category() || error == Errc::timeout ||
+         error == Errc::not_found;
+}
+
+}  // namespace
+
+bool may_pass(int number) noexcept {
+  static constexpr int kPassing[] = {EADDRNOTAVAIL, ENOSPC, EDQUOT, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+  return std::ranges::find(kPassing, number) != std::end(kPassing);
+}
+
 int code_for(const Error& error) {
   // A peer that is not the one named in the address is the user's mistake; one that does not answer is not.
   if (names_wrong_peer(error) || error == p2p::Errc::identity_in_use) return kBadInput;
-  const auto& category = error.code().category();
-  const bool swarm = category == dht::dht_category() || category == p2p::p2p_category();
-  return swarm || error == Errc::timeout || error == Errc::not_found ? kFailed : kBadInput;
+  return is_of_the_swarm(error) ? kFailed : code_for_file(error);
+}
+
+int code_for_file(const Error& error) {
+  return may_pass(error.system().value()) ? kFailed : kBadInput;
 }
 
 std::string explain(const Error& error) {
   if (names_wrong_peer(error)) return said_once(error.message()) + "; correct what follows /p2p/ in the address";
   if (error == Errc::in_use) return error.message() + "; give each process an identity file of its own";
-  if (code_for(error) == kFailed)
+  if (is_of_the_swarm(error))
     return "cannot join the swarm: " + said_once(error.message()) +
            "; check that the node runs and can be reached from here";
   const bool code_says_little = error == Errc::invalid_argument || error == Errc::malformed || error == Errc::io;

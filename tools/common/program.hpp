@@ -15,8 +15,8 @@
 
 namespace cohive::tools {
 
-inline constexpr int kFailed = 1;    ///< the swarm cannot be reached, or the run failed
-inline constexpr int kBadInput = 2;  ///< flags, files or addresses of the user
+inline constexpr int kFailed = 1;    ///< the swarm cannot be reached, the machine lacks something, or the run failed
+inline constexpr int kBadInput = 2;  ///< flags, files or addresses of the user: the same command fails again
 
 /// Ends the program with one line on stderr.
 struct Exit {
@@ -79,8 +79,13 @@ std::vector<Multiaddr> parse_announced(const std::vector<std::string>& texts, co
 std::vector<Multiaddr> parse_initial_peers(const std::vector<std::string>& texts);
 /// From --initial-peers, else INITIAL_PEERS, else PL_INITIAL_PEERS; split at spaces and commas.
 std::vector<std::string> initial_peers(const std::vector<std::string>& given);
-/// Exit code for an error of starting: 1 when the swarm is unreachable, else 2.
+/// Exit code for an error of starting: 1 when the swarm is unreachable or the machine lacks something, else 2. A
+/// service manager starts a program again after 1, and does not after 2.
 int code_for(const Error& error);
+/// The same of a file that cannot be read or written, where nothing depends on the swarm.
+int code_for_file(const Error& error);
+/// Tells whether an errno means that the machine lacks room, files or an address now, and may have them later.
+bool may_pass(int number) noexcept;
 /// What went wrong and what to do about it, for a person.
 std::string explain(const Error& error);
 

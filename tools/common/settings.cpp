@@ -37,10 +37,10 @@ void name_variables(CLI::App& app, const std::string& prefix) {
 }
 
 /// Options of the program and of its subcommands, by their variables.
-void gather(const CLI::App& app, std::map<std::string, const CLI::Option*>& variables) {
-  for (const auto* option : app.get_options())
+void gather(CLI::App& app, std::map<std::string, CLI::Option*>& variables) {
+  for (auto* option : app.get_options())
     if (!option->get_envname().empty()) variables.emplace(option->get_envname(), option);
-  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) gather(*command, variables);
+  for (auto* command : app.get_subcommands({})) gather(*command, variables);
 }
 
 /// Kubernetes puts the addresses of its services into every container. Those of a service "cohive-bootstrap" look like
@@ -131,8 +131,8 @@ void add_settings(CLI::App& app) {
   name_variables(app, variable_word(app.get_name()) + "_");
 }
 
-void check_variables(const CLI::App& app) {
-  std::map<std::string, const CLI::Option*> known;
+void check_variables(CLI::App& app) {
+  std::map<std::string, CLI::Option*> known;
   gather(app, known);
   std::vector<std::string> names;
   for (const auto& [name, option] : known) names.push_back(name);
@@ -145,9 +145,16 @@ void check_variables(const CLI::App& app) {
       throw Exit{kBadInput, name + " is set, and there is no such option" + did_you_mean(name, names) + " (see " +
                                 app.get_name() + " --help)"};
     // docker's --env-file and others keep quotes as a part of the value. JSON begins with some of its own.
-    if (found != known.end() && in_quotes(std::string_view(text).substr(name.size() + 1)) &&
-        !found->second->get_type_name().starts_with("JSON"))
+    if (found == known.end() || name.size() == text.size()) continue;
+    CLI::Option& option = *found->second;
+    const std::string value = text.substr(name.size() + 1);
+    if (in_quotes(value) && !option.get_type_name().starts_with("JSON"))
       throw Exit{kBadInput, name + " is set to a value in quotes, which are a part of it; leave them out"};
+    // From 2.4 on CLI11 passes over a variable whose value the option would refuse, and the program would run with
+    // what it takes by default. Otherwise only a list of nothing but commas leaves an option empty here.
+    if (value.empty() || !option.empty()) continue;
+    option.add_result(value);
+    if (!option.empty()) option.run_callback();
   }
 }
 

@@ -42,7 +42,8 @@ CLI::Option* names_run(CLI::Option* option);
 void add_settings(CLI::App& app);
 
 /// Throws Exit with code 2 when the environment has a variable with the prefix of this program, or of the log of all,
-/// that is no option of it, or whose value is in quotes.
-void check_variables(const CLI::App& app);
+/// that is no option of it, or whose value is in quotes; CLI::ParseError for a value that its option refuses. After the
+/// arguments were parsed.
+void check_variables(CLI::App& app);
 
 }  // namespace cohive::tools

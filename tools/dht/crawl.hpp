@@ -1,4 +1,5 @@
-// A map of a swarm: asks every node for its neighbours until no new node is heard of.
+// A map of a swarm: asks every node for its neighbours until no new node is heard of. What others say of a peer's id is
+// left out where the peer itself says something else.
 #pragma once
 
 #include <optional>

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <set>
 
 #include "cohive/core/combine.hpp"
@@ -29,6 +30,8 @@ using Status = Finding::Status;
 constexpr Duration kStep = 10s;  // one question to a peer
 constexpr Duration kConnecting = 5s;
 constexpr Duration kDialBack = 40s;  // a peer may try several addresses
+// Peers whose word is taken on whether this machine can be reached, until one has reached it: each may have a bad line.
+constexpr int kDialBackWitnesses = 3;
 constexpr Duration kPortMapping = 4s, kLook = 100ms;
 constexpr Duration kLookAround = 5s;  // for peers of other networks
 constexpr std::size_t kMaxWitnesses = 12;
@@ -184,6 +187,7 @@ class Doctor {
   /// Connects to each address that the name leads to; yields one that answers.
   Task<std::optional<Multiaddr>> examine_tcp(Multiaddr target, std::vector<Multiaddr> addresses) {
     std::optional<Multiaddr> reached;
+    std::vector<Finding> missed;  // what to make of them depends on whether another address answers
     for (const auto& address : addresses) {
       if (address.is_circuit()) continue;
       const TimePoint start = runtime_.now();
@@ -192,7 +196,7 @@ class Doctor {
       if (!connection) {
         Finding finding = failed("tcp", connection.error().message(), advice_for_tcp(connection.error(), address));
         finding.details["address"] = address.text();
-        report(target, std::move(finding));
+        missed.push_back(std::move(finding));
         continue;
       }
       report(target, {"tcp",
@@ -203,6 +207,13 @@ class Doctor {
       if (reached) continue;
       reached = address;
       local_ = (*connection)->local_address();
+    }
+    for (Finding& finding : missed) {
+      if (reached) {  // a machine with IPv4 alone, say, reaches no IPv6 address of a name that has both
+        finding.status = Status::skipped;
+        finding.text += "; another address of the name answers";
+      }
+      report(target, std::move(finding));
     }
     co_return reached;
   }
@@ -410,19 +421,26 @@ class Doctor {
       co_return;
     }
     std::string refusals;
+    std::optional<Finding> failure;
+    int asked = 0;
     for (const auto& met : met_) {
+      if (asked == kDialBackWitnesses) break;
       if (!is_outside(met.remote) || !met.serves(p2p::kDialBackProtocol)) continue;
       const auto answer = co_await p2p::ask_dial_back(host_, met.id, addresses, runtime_.after(kDialBack));
       if (!answer || answer->outcome == p2p::DialBack::Outcome::refused) {
         refusals = answer ? log::quoted(answer->text, kMaxPeerText) : answer.error().message();
         continue;
       }
-      co_return report({}, dialled_back(met, *answer, addresses.front()));
+      ++asked;
+      Finding finding = dialled_back(met, *answer, addresses.front());
+      if (finding.status == Status::ok) co_return report({}, std::move(finding));
+      if (!failure) failure = std::move(finding);
     }
+    if (failure) co_return report({}, std::move(*failure));
     report({}, skipped("dial-back", refusals.empty() ? "no peer that was met dials back" : "not tried: " + refusals));
   }
 
-  static Finding dialled_back(const Met& met, const p2p::DialBack& answer, const Multiaddr& address) {
+  Finding dialled_back(const Met& met, const p2p::DialBack& answer, const Multiaddr& address) const {
     if (answer.outcome == p2p::DialBack::Outcome::reached) {
       const std::string at = answer.address ? answer.address->text() : address.text();
       return {"dial-back",
@@ -431,10 +449,15 @@ class Doctor {
               "",
               {{"address", at}, {"peer_id", met.id.text()}}};
     }
+    const bool picked = std::none_of(options_.listen.begin(), options_.listen.end(),
+                                     [&](const Multiaddr& listen) { return port_of(listen) == port_of(address); });
+    const std::string what =
+        picked ? "port " + port_of(address) +
+                     " was picked at random, so that no firewall lets it in: stop the node and try its own port with "
+                     "--host-maddrs /ip4/0.0.0.0/tcp/PORT; open that one in the firewall and forward it in the router"
+               : "open TCP port " + port_of(address) + " in the firewall and forward it in the router";
     Finding finding = failed("dial-back", "peers outside cannot connect to this machine at " + address.text(),
-                             "open TCP port " + port_of(address) +
-                                 " in the firewall and forward it in the router (give "
-                                 "--host-maddrs to try a certain port), or be reached through a relay: docs/relay.md");
+                             what + ", or be reached through a relay: docs/relay.md");
     finding.details["address"] = address.text();
     return finding;
   }

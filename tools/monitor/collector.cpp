@@ -9,6 +9,7 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "monitor/warnings.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -17,6 +18,9 @@ constexpr Duration kCall = 5s;  // to one peer
 // Trainers may claim any peer id, each of which is searched for.
 constexpr std::size_t kCallsAtOnce = 32, kMostCalls = 512;
 constexpr Duration kFirstLook = 10s;
+// After so long, or so many looks without an answer, what is shown is no longer how the run is.
+constexpr Duration kStale = 5min;
+constexpr int kStaleLooks = 3;
 constexpr Duration kCrawl = 2min;  // a swarm may hold thousands of nodes that answer slowly
 
 /// All of them, a few at a time.
@@ -60,11 +64,15 @@ Task<void> Collector::look() {
   if (!records) {
     ++failed_looks_;
     log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
+    blind_ = true;
+    warn_if_blind();
     changed_.notify_all();
     co_return;
   }
   records_ = std::move(*records);
   records_read_ = dht_.now();
+  answered_ = dht_.runtime().now();
+  blind_ = false;
   refresh();
   auto line = history_.add(view_);
   changed_.notify_all();
@@ -95,6 +103,20 @@ void Collector::refresh() {
     last_seen_.peers.clear();
     last_seen_.links.clear();
   }
+  warn_if_blind();
+}
+
+/// What the view shows looks as if it were of now: that it is not comes first.
+void Collector::warn_if_blind() {
+  auto& warnings = view_.warnings;
+  std::erase_if(warnings, [](const Warning& warning) { return warning.kind == "blind"; });
+  if (!blind_) return;
+  const auto since = answered_ ? std::optional<Duration>(dht_.runtime().now() - *answered_) : std::nullopt;
+  warnings.insert(warnings.begin(), blind_warning(since));
+}
+
+bool Collector::sees_the_run() const {
+  return answered_ && dht_.runtime().now() - *answered_ <= std::max<Duration>(kStale, kStaleLooks * options_.period);
 }
 
 // ---- The swarm

@@ -31,6 +31,8 @@ class Collector {
   const RunView& view() const { return view_; }
   const std::deque<Look>& looks() const { return history_.looks(); }
   std::uint64_t failed_looks() const { return failed_looks_; }
+  /// Whether the swarm has answered a look lately: what is shown is of now.
+  bool sees_the_run() const;
   /// Completes with the next view, or look that failed.
   Task<void> changed() { co_await changed_.wait(); }
 
@@ -41,13 +43,16 @@ class Collector {
   static Task<void> read_report(Dht& dht, PeerId peer, std::string run_id, SwarmMap& map);
   static Task<void> call_initial(Dht& dht, Multiaddr address, SwarmMap& map);
   void refresh();
+  void warn_if_blind();
   static Task<bool> append(Runtime& runtime, std::string path, std::string line);
 
   Dht& dht_;
   const CollectorOptions options_;
   LookHistory history_;
   RunRecords records_;
-  double records_read_ = 0;  // when; 0: not yet
+  double records_read_ = 0;            // when; 0: not yet
+  std::optional<TimePoint> answered_;  // the same by the clock that nobody sets
+  bool blind_ = false;                 // the last look got no answer
   std::optional<SwarmMap> map_;
   RunView view_;
   RunView last_seen_;  ///< the latest view with trainers, or that of a run that has ended

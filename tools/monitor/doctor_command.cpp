@@ -64,6 +64,7 @@ void add_doctor_options(CLI::App& command, DoctorCommand& doctor) {
 }
 
 int run_doctor(const DoctorCommand& command) {
+  dht::check_members(command.member.members).value();
   const std::vector<std::string> given =
       command.target.empty() ? initial_peers(command.initial_peers) : std::vector{command.target};
   if (given.empty()) throw Exit{kBadInput, "doctor: give an address, --initial-peers or $INITIAL_PEERS"};

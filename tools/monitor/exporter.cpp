@@ -12,12 +12,17 @@
 namespace cohive::tools {
 namespace {
 
-constexpr std::array kWarnings = {"no_trainers", "ended", "clients",      "claim",       "behind",  "stalled",
-                                  "split",       "clock", "initial_peer", "unreachable", "version", "model"};
+constexpr std::array kWarnings = {"blind", "no_trainers", "ended",        "clients",     "claim",   "behind", "stalled",
+                                  "split", "clock",       "initial_peer", "unreachable", "version", "model"};
 constexpr std::array kSoftware = {"cohive", "hivemind", "other", "unknown"};
 
 double or_nan(const std::optional<double>& value) {
   return value.value_or(std::nan(""));
+}
+
+/// What is not known yet is no 0, which would be an epoch, or a swarm without trainers.
+double once_known(bool known, double value) {
+  return known ? value : std::nan("");
 }
 
 /// As the value of a label.
@@ -78,25 +83,28 @@ RunExporter::RunExporter(Metrics& metrics, std::string run_id, std::size_t peers
     warnings_.emplace(kind, gauge("cohive_swarm_warnings", "Sentences of warning, by kind.", {{"kind", kind}}));
   for (const char* name : kSoftware)
     software_.emplace(name, gauge("cohive_swarm_peers", "Peers by what they run.", {{"software", name}}));
+  update({});
 }
 
 void RunExporter::update(const RunView& view) {
-  epoch_.set(static_cast<double>(view.epoch));
-  samples_.set(view.samples);
+  const bool looked = view.time > 0;
+  epoch_.set(once_known(looked, static_cast<double>(view.epoch)));
+  samples_.set(once_known(looked, view.samples));
   target_.set(or_nan(view.target));
-  rate_.set(view.samples_per_second);
+  rate_.set(once_known(looked, view.samples_per_second));
   loss_.set(or_nan(view.loss));
   eta_.set(or_nan(view.eta));
-  trainers_.set(static_cast<double>(view.trainers));
-  clients_.set(static_cast<double>(view.clients));
-  reachable_.set(static_cast<double>(view.reachable));
-  unreachable_.set(static_cast<double>(view.nodes - view.reachable));
-  parts_.set(static_cast<double>(view.parts.size()));
+  trainers_.set(once_known(looked, static_cast<double>(view.trainers)));
+  clients_.set(once_known(looked, static_cast<double>(view.clients)));
+  reachable_.set(once_known(view.mapped, static_cast<double>(view.reachable)));
+  unreachable_.set(once_known(view.mapped, static_cast<double>(view.nodes - view.reachable)));
+  parts_.set(once_known(view.mapped, static_cast<double>(view.parts.size())));
   last_look_.set(view.time);
   for (const auto& [kind, gauge] : warnings_)
     gauge.set(static_cast<double>(std::ranges::count(view.warnings, kind, &Warning::kind)));
   for (const auto& [name, gauge] : software_)
-    gauge.set(static_cast<double>(std::ranges::count(view.peers, name, &PeerView::software)));
+    gauge.set(once_known(looked || view.mapped,
+                         static_cast<double>(std::ranges::count(view.peers, name, &PeerView::software))));
   tell_peers(view);
 }
 

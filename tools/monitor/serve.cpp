@@ -108,7 +108,7 @@ Task<int> serve_run(Dht& dht, ServeOptions options) {
   Shown shown(collector);
   Reacher reacher(dht);
   const auto section = Status::of(runtime).add("swarm", [&shown] { return shown.text(); });
-  p2p::MetricsServer server(*network, [&collector] { return collector.view().time > 0; }, {.token = options.token});
+  p2p::MetricsServer server(*network, [&collector] { return collector.sees_the_run(); }, {.token = options.token});
   server.add_path("/api/v1/state", [&shown](const std::string&) { return shown.answer(); });
   server.add_path(
       "/api/v1/is_reachable/", [&reacher](std::string peer) { return reacher.answer(std::move(peer)); },

@@ -5,6 +5,7 @@
 //   page
 //                                    of another site
 //   /metrics              the run, for Prometheus
+//   /readyz               200 while the swarm answers looks at the run
 #pragma once
 
 #include <string>

@@ -195,4 +195,10 @@ std::vector<Warning> warnings_of(const RunView& view, const SwarmMap* map) {
   return warnings;
 }
 
+Warning blind_warning(std::optional<Duration> since) {
+  if (!since) return {"blind", "the swarm has not answered yet: nothing is known of the run"};
+  return {"blind", log::format("the swarm has not answered for {:.0f} s: what is shown is what was seen then",
+                               to_seconds(*since))};
+}
+
 }  // namespace cohive::tools

@@ -36,11 +36,17 @@ Task<int> print_lines(Dht& dht, WatchOptions options) {
   RunView seen;
   for (;;) {
     auto records = co_await read_records(dht, options.collector.run_id);
-    if (!records) log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
-    const RunView view = make_view({.run_id = options.collector.run_id, .target = options.collector.target}, dht.now(),
-                                   records ? *records : RunRecords(), nullptr, &seen);
-    if (view.trainers + view.clients > 0) seen = view;
-    print_line(view, options.json);
+    if (!records && options.once)
+      throw Exit{kFailed, "the progress of the run cannot be read: " + records.error().message()};
+    if (records) {
+      const RunView view = make_view({.run_id = options.collector.run_id, .target = options.collector.target},
+                                     dht.now(), *records, nullptr, &seen);
+      if (view.trainers + view.clients > 0) seen = view;
+      print_line(view, options.json);
+    } else {
+      // A line would say that nobody trains, of which nothing is known.
+      log::warn("monitor", "the progress of the run cannot be read: {}", records.error());
+    }
     if (options.once || !std::cout) co_return 0;  // without a reader there is nothing to do
     co_await dht.runtime().sleep_for(options.collector.period);
   }

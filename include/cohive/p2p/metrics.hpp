@@ -67,9 +67,10 @@ struct HostMetrics {
         punches_failed(metrics.counter("cohive_p2p_hole_punches_total", kPunches, {{"outcome", "failed"}})),
         memory_held(metrics.gauge("cohive_p2p_memory_held_bytes", "Bytes of buffers that peers fill.")),
         memory_highest(metrics.gauge("cohive_p2p_memory_highest_bytes", "The most of them so far.")),
-        memory_refused(metrics.gauge("cohive_p2p_memory_refusals", "How often there was no room in their budget.")),
-        memory_cut_off(metrics.gauge("cohive_p2p_memory_cut_off_peers", "Peers cut off to make room in it.")),
-        banned(metrics.gauge("cohive_p2p_banned_peers", "Peers that are kept away from for what they did.")) {
+        banned(metrics.gauge("cohive_p2p_banned_peers", "Peers that are kept away from for what they did.")),
+        memory_refused(
+            metrics.counter("cohive_p2p_memory_refusals_total", "How often there was no room in their budget.")),
+        memory_cut_off(metrics.counter("cohive_p2p_memory_cut_off_peers_total", "Peers cut off to make room in it.")) {
     for (std::size_t i = 0; i < offences.size(); ++i)
       offences[i] =
           metrics.counter("cohive_p2p_offences_total", "What peers did against the rules.", {{"reason", kOffences[i]}});
@@ -84,7 +85,8 @@ struct HostMetrics {
   Counter probes_reached, probes_failed, probes_unanswered, dial_backs_ok, dial_backs_failed, dial_backs_refused;
   Gauge relay_reservations, relay_circuits, relays_held;
   Counter relay_reserved, relay_connected, relay_refused, relay_bytes, punches_ok, punches_failed;
-  Gauge memory_held, memory_highest, memory_refused, memory_cut_off, banned;
+  Gauge memory_held, memory_highest, banned;
+  Counter memory_refused, memory_cut_off;
   std::array<Counter, kOffences.size()> offences;
 
  private:

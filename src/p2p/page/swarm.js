@@ -1,7 +1,7 @@
 // A whole run, as cohive-monitor serve tells it under "swarm".
 const kOnMap = 150, kInMatrix = 60;
 
-const members = new Table('members', p => [cell(short(p.id), p.id), cell(p.role), cell(p.software, p.agent), cell(number(p.epoch), '', 'number'),
+const members = new Table('members', p => [cell(short(p.id), p.id), cell(p.role), cell(p.software, p.agent), cell(p.epoch === null ? '–' : String(p.epoch), '', 'number'),
   cell(number(p.samples), '', 'number'), cell(number(p.samples_per_second), '', 'number'), cell(number(p.loss, 4), '', 'number'),
   cell(p.age_seconds === null ? '–' : seconds(Math.max(0, p.age_seconds)) + ' ago', '', 'number'),
   cell(p.reachable === null ? '–' : p.reachable ? 'yes' : 'no', '', p.reachable === false ? 'away' : ''),

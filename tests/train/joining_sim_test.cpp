@@ -136,7 +136,7 @@ INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
                                            SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true, 6},
                                            SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
                                            SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6, false, 3},
-                                           SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
+                                           SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true, 4}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 /// A download takes as long as the gradients of an epoch: who came a moment too late for its group used to download

@@ -18,17 +18,13 @@ class Blacklist {
     const auto found = bans_.find(peer);
     return found != bans_.end() && now < found->second.until;
   }
-  /// Whether it failed when it was asked last, a while ago at most, and has not shown itself since: also when it may be
-  /// asked again.
-  bool doubts(const PeerId& peer, TimePoint now) const {
-    const auto found = bans_.find(peer);
-    return found != bans_.end() && !found->second.answered && now < found->second.until + kDoubt;
-  }
-  /// Whether anything was held against it lately.
+  /// Tells whether anything was held against a peer lately: also when it may be asked again.
   bool holds(const PeerId& peer, TimePoint now) const {
     const auto found = bans_.find(peer);
     return found != bans_.end() && now < found->second.until + kDoubt;
   }
+  /// Tells whether a peer failed when it was asked last, lately, and has not shown itself since.
+  bool doubts(const PeerId& peer, TimePoint now) const { return holds(peer, now) && !bans_.at(peer).answered; }
   void succeeded(const PeerId& peer) { bans_.erase(peer); }
   /// It has answered something else than what it failed at: it may be back, or just that may be too much for it. Half
   /// of a ban it has to sit out.

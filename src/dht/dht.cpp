@@ -28,7 +28,6 @@ constexpr int kRefreshChecks = 4;
 // Work of one turn of the loop when records are saved or restored: well below a millisecond.
 constexpr std::size_t kLocalRecordsPerTurn = 128;
 constexpr std::size_t kLocalBytesPerTurn = 1024 * 1024;
-constexpr std::size_t kSavedKeysPerTurn = 2048;
 constexpr std::size_t kManyKeys = 1000;  // see DhtOptions::operation_timeout
 
 }  // namespace
@@ -313,13 +312,7 @@ Task<Result<>> Dht::save(std::filesystem::path path, std::vector<SavedPeer>& pee
 }
 
 Task<Result<>> Dht::Impl::save_records(Storage& store, std::shared_ptr<StateWriter> writer, std::size_t& left) {
-  // All keys first: a record that is renewed meanwhile changes its place.
-  std::vector<DhtId> all;
-  Storage::Cursor at;
-  for (auto keys = store.keys(at, kSavedKeysPerTurn); !keys.empty(); keys = store.keys(at, kSavedKeysPerTurn)) {
-    all.insert(all.end(), keys.begin(), keys.end());
-    co_await runtime.yield();
-  }
+  const std::vector<DhtId> all = co_await protocol.all_keys(store);
   for (std::size_t next = 0; next < all.size() && left > 0;) {
     std::vector<WireRecord> part;
     std::size_t bytes = 0;

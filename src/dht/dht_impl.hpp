@@ -38,7 +38,7 @@ using LookupPtr = std::shared_ptr<Lookup>;
 /// What Dht::get_sampled found last, of a few keys.
 class SampledRecords {
  public:
-  /// \param latest  Unix seconds: entries that expire later are left out
+  /// Keeps a dictionary, to merge later ones with. \param latest  Unix seconds: entries that expire later are left out
   void keep(const DhtId& key, StoredRecord record, double latest);
   const StoredRecord* find(const DhtId& key) const;
 

@@ -1,5 +1,6 @@
 // The three calls of hivemind's DHT, both sides: rpc_ping, rpc_store, rpc_find; and what every call teaches about the
-// swarm. The calling side is in protocol.cpp, the serving side in protocol_server.cpp.
+// swarm. The calling side is in protocol.cpp, the serving side in protocol_server.cpp, and what becomes of nodes in
+// protocol_nodes.cpp.
 // Source: docs/wire/hivemind.md, sections 1.1, 3.3 and 3.7.
 #pragma once
 
@@ -26,6 +27,8 @@ namespace cohive::dht {
 
 /// Entries of dictionaries that are decoded, stored or merged in one turn of the loop: about a millisecond.
 inline constexpr std::size_t kEntriesPerTurn = 128;
+/// Records that are looked at in one turn: well below a millisecond.
+inline constexpr std::size_t kRecordsPerTurn = 256;
 
 /// What one node answers about one key. The record is well-formed but not validated.
 struct Finding {
@@ -34,6 +37,10 @@ struct Finding {
   std::vector<NodeEntry> nearest;
 };
 
+/// Returns the bytes of a record in a request.
+inline std::size_t size_of(const WireRecord& record) {
+  return record.value.size() + record.tag.size();
+}
 /// Makes a stored record one to be sent whole.
 WireRecord outgoing(const DhtId& key, const StoredRecord& record, bool in_cache);
 
@@ -70,6 +77,9 @@ class Protocol {
   void check_again(const PeerId& peer);
 
   double now() const { return runtime.wall_time(); }
+  /// The keys of a store, what expires last first. All at once: a record that is renewed while one goes through them
+  /// changes its place.
+  Task<std::vector<DhtId>> all_keys(const Storage& store);
   /// The dictionary that is stored, else the newer of what storage and cache hold; null when neither does.
   const StoredRecord* held(const DhtId& key);
   void update_gauges();
@@ -154,6 +164,7 @@ class Protocol {
   Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
   Task<Finding> read_finding(FindResultView result) const;
 
+  // protocol_nodes.cpp
   /// A node made itself known by a request or a reply.
   void heard_from(std::string_view node_id, const PeerId& peer);
   /// The same by a request.
@@ -170,7 +181,6 @@ class Protocol {
   static Task<void> send_batch(Protocol& self, std::shared_ptr<HandOver> to, std::vector<WireRecord> records,
                                Semaphore::Units turn);
   Task<void> revalidate();
-  Task<std::vector<DhtId>> all_keys(const Storage& store);
 
   /// Calls to one busy node.
   struct Queue {

@@ -44,13 +44,13 @@ struct Sampling {
 }  // namespace
 
 void SampledRecords::keep(const DhtId& key, StoredRecord record, double latest) {
-  if (auto* dictionary = std::get_if<Dictionary>(&record.content)) {
-    std::vector<std::string> beyond;
-    for (const auto& [identity, entry] : dictionary->entries())
-      if (entry.expiration > latest) beyond.push_back(identity);
-    for (const std::string& identity : beyond) dictionary->erase(identity);
-    record.expiration = std::min(record.expiration, latest);
-  }
+  auto* dictionary = std::get_if<Dictionary>(&record.content);
+  if (!dictionary) return;
+  std::vector<std::string> beyond;
+  for (const auto& [identity, entry] : dictionary->entries())
+    if (entry.expiration > latest) beyond.push_back(identity);
+  for (const std::string& identity : beyond) dictionary->erase(identity);
+  record.expiration = std::min(record.expiration, latest);
   if (!records_.contains(key)) {
     if (order_.size() >= kRememberedKeys) {
       records_.erase(order_.front());
@@ -113,7 +113,7 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Dr
     if (auto* dictionary = std::get_if<Dictionary>(&lookup->best->content)) dictionary->drop_expired(protocol.now());
     // Not for longer than a record may live: one replica may say anything once.
     const double latest = protocol.now() + to_seconds(options.max_record_lifetime);
-    if (whole && lookup->best->is_dictionary()) sampled.keep(lookup->key, *lookup->best, latest);
+    if (whole) sampled.keep(lookup->key, *lookup->best, latest);
   }
   auto result = co_await result_of(lookup);
   (result ? metrics.gets_found : metrics.gets_missed).increment();

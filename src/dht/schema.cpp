@@ -186,6 +186,10 @@ bool SchemaValidator::merge_with(const RecordValidator& other) {
   return true;
 }
 
+SchemaFields dictionary_schema(std::string key) {
+  return {{std::move(key), SchemaType::map(SchemaType::any(), SchemaType::any())}};
+}
+
 SchemaFields training_progress_schema() {
   const auto report = SchemaType::model({{"peer_id", SchemaType::bytes()},
                                          {"epoch", SchemaType::integer(0)},

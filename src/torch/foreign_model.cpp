@@ -205,13 +205,9 @@ void ForeignModel::change_parameters(const std::vector<std::span<float>>& by) {
 /// With what publish() will add to them: what is kept beside the parameters has it already.
 std::vector<torch::Tensor> ForeignModel::newest_parameters() {
   if (pending_ != Pending::changes) return parameters_;
-  torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> newest;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto change = as_tensor(copies_[i], parameters_[i].sizes());
-    newest.push_back(parameters_[i] + change.to(parameters_[i].options().requires_grad(false)));
-    newest.back().set_requires_grad(parameters_[i].requires_grad());
-  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    newest.push_back(with_change(parameters_[i], as_tensor(copies_[i], parameters_[i].sizes())));
   return newest;
 }
 

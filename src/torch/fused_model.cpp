@@ -209,8 +209,7 @@ std::vector<torch::Tensor> FusedModel::newest_parameters() {
     if (has_changes()) {
       const auto change =
           torch::from_blob(unpublished_change(i).data(), parameters_[i].sizes(), parameters_[i].options());
-      result.push_back(parameters_[i] + change);
-      result.back().set_requires_grad(parameters_[i].requires_grad());
+      result.push_back(with_change(parameters_[i], change));
       continue;
     }
     const auto values = newest(i);

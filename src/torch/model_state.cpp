@@ -373,6 +373,12 @@ Result<std::uint64_t> load_state(torch::optim::Optimizer& optimizer, const std::
   return checked->epoch;
 }
 
+torch::Tensor with_change(const torch::Tensor& parameter, const torch::Tensor& change) {
+  torch::NoGradGuard no_grad;
+  torch::Tensor sum = parameter + change.to(parameter.options().requires_grad(false));
+  return sum.set_requires_grad(parameter.requires_grad());
+}
+
 std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torch::Tensor>& parameters,
                                                           const std::function<StateDescription()>& describe) {
   constexpr int kAttempts = 3;

@@ -36,6 +36,8 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
 averaging::SharedState copy_of(const StateDescription& state);
 /// Refers to parameters and statistics in host memory where they are, and copies what is left.
 averaging::SharedState view_of(const StateDescription& state);
+/// Returns a parameter as publish() is about to leave it, by adding a change to it.
+torch::Tensor with_change(const torch::Tensor& parameter, const torch::Tensor& change);
 /// Copies what `describe` returns while a trainer may write to `parameters` by itself: their version counters tell.
 /// nullopt when they change too often.
 std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torch::Tensor>& parameters,

@@ -148,10 +148,11 @@ class CodeBlocks(unittest.TestCase):
 
 
     def test_units_and_containers_leave_every_option_to_their_user(self):
-        """What they set by a flag, a user who gives it again would set twice, which is refused: variables are for that."""
+        """An option that they set by a flag would stand twice where a user gives it again, which is refused."""
         unit = (ROOT / "tools/cohive-bootstrap.service.in").read_text()
         start = re.search("^ExecStart=(.*)$", unit, flags=re.MULTILINE)[1]
-        self.assertEqual(set(re.findall(r"--[\w-]+", start)), {"--host-maddrs", "--identity-path", "--state-path"}, "LISTEN, and its folder")
+        own = {"--host-maddrs", "--identity-path", "--state-path"}  # LISTEN, and its folder
+        self.assertEqual(set(re.findall(r"--[\w-]+", start)), own)
         texts = {"cohive-bootstrap": unit + (ROOT / "packaging/container/Containerfile").read_text(),
                  "cohive-train": (ROOT / "packaging/container/Containerfile.trainer").read_text()}
         for program, text in texts.items():

@@ -206,9 +206,9 @@ class OutputsAtTheEnd(WithTrainer):
         disk, mount = self.mounted()
         script = f'head -c 1000000 /dev/zero > {disk}/filler 2>/dev/null; exec "$@"'
         for flag in ("--state-path", "--trace", "--log-file"):
-            result = subprocess.run([*mount, "bash", "-c", script, "bash", shell.BIN / "cohive-bootstrap", "--host-maddrs",
-                                     "/ip4/127.0.0.1/tcp/0", flag, disk / "file"], env=environment, capture_output=True, text=True,
-                                    timeout=PATIENCE)
+            node = [shell.BIN / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", flag, disk / "file"]
+            result = subprocess.run([*mount, "bash", "-c", script, "bash", *node], env=environment,
+                                    capture_output=True, text=True, timeout=PATIENCE)
             self.assertEqual((result.returncode, result.stderr.count("\n")), (1, 1), result.stderr)
             self.assertIn(f"{flag}: cannot write {disk}/file: No space left on device", result.stderr)
 

@@ -122,7 +122,7 @@ class BadInput(unittest.TestCase):
                              "/ip4/127.0.0.1/tcp/0")
 
     def test_address_that_this_machine_does_not_have(self):
-        """Its network may have yet to get it: a service manager starts the program again after 1, and does not after 2."""
+        """Its network may have yet to get it: a service manager starts a program again after 1, not after 2."""
         for program in programs("cohive-bootstrap", "cohive-train"):
             self.refused(1, "cannot listen on /ip4/192.0.2.1/tcp/0", program, "--host-maddrs", "/ip4/192.0.2.1/tcp/0")
 
@@ -174,11 +174,13 @@ class BadInput(unittest.TestCase):
             missing, key, state = (os.path.join(folder, name) for name in ("missing", "key", "state"))
             swarm = ["--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{NOBODY}"]
             for flag in ("--secret-file", "--members", "--metrics-token-file"):
-                self.refused(2, missing, "cohive-bootstrap", flag, missing, "--identity-path", key, "--state-path", state)
+                self.refused(2, missing, "cohive-bootstrap", flag, missing,
+                             "--identity-path", key, "--state-path", state)
             for flag in ("--secret-file", "--members"):
                 self.refused(2, missing, "cohive-monitor", flag, missing, "--identity-path", key, *swarm)
                 self.refused(2, missing, "cohive-dht", flag, missing, "--identity-path", key, *swarm)
-            self.refused(2, missing, "cohive-monitor", "serve", "--metrics-token-file", missing, "--identity-path", key, *swarm)
+            self.refused(2, missing, "cohive-monitor", "serve", "--metrics-token-file", missing,
+                         "--identity-path", key, *swarm)
             self.assertEqual(os.listdir(folder), [])
 
     def test_files_of_a_trainer_are_tried_before_its_text_is_read(self):

@@ -81,8 +81,8 @@ soak.main()
     def test_its_programs_end_with_it(self):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "cohive-train").touch()
-            with subprocess.Popen([sys.executable, "-c", self.SCRIPT, "--bin", folder, TOOLS], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                  text=True) as process:
+            command = [sys.executable, "-c", self.SCRIPT, "--bin", folder, TOOLS]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
                 self.assertIn("trainers for", process.stdout.readline())
                 pid = process.stdout.readline().split()[1]
                 self.assertTrue(self.runs(pid))

@@ -183,8 +183,8 @@ class Dht {
   /// Takes records of an earlier run back, checked as if another node had sent them. Returns how many were kept.
   Task<std::size_t> restore(std::vector<WireRecord> records);
 
-  /// Whether the peer did not answer when it was asked last, as a node or otherwise (doubt()), nor has since; until a
-  /// minute after it was left alone at most.
+  /// Tells whether the peer did not answer when it was asked last, as a node or otherwise (doubt()), nor has since;
+  /// until a minute after it was left alone at most.
   bool doubts(const PeerId& peer) const;
   /// The peer has not answered something else in time: its node is asked right away whether it is there, and until it
   /// answers, searches give it a second.

@@ -84,6 +84,10 @@ class SchemaValidator final : public RecordValidator {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Any dictionary under the key, and no plain value, which somebody could put in its place for as long as a record
+/// lives.
+SchemaFields dictionary_schema(std::string key);
+
 /// "<run_id>_progress": what each trainer reports about itself, under a subkey that it owns. Section 4.4.
 SchemaFields training_progress_schema();
 

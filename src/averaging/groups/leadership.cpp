@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <utility>
 
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
@@ -19,10 +21,15 @@ bool answers_owe(const Extensions& extensions) {
   return extensions.one_average && extensions.codecs.contains(codec::Codec::sparse2);
 }
 
-/// Where a member stands in the order by which groups share the work, round after round. Parts follow the order, and
-/// ids that are close to each other are not close in it.
-crypto::Sha256Digest place_of(const PeerId& peer) {
-  return crypto::sha256(peer.bytes());
+using Gathered = std::pair<const Member*, std::string>;  // with its data as they travel
+
+/// Brings members into an order that groups keep round after round. Parts follow it, and ids that are close to each
+/// other are not close in it.
+void sort_by_hash(std::vector<Gathered>& members) {
+  std::map<crypto::Sha256Digest, Gathered> by_hash;
+  for (Gathered& member : members) by_hash.emplace(crypto::sha256(member.first->peer.bytes()), std::move(member));
+  members.clear();
+  for (auto& [hash, member] : by_hash) members.push_back(std::move(member));
 }
 
 }  // namespace
@@ -96,7 +103,7 @@ std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, 
   runtime.random_bytes(id);
   group.id = to_string(id);
   group.leader = own.peer;
-  std::vector<std::pair<const Member*, std::string>> members{{&own, encode_gathered(own)}};
+  std::vector<Gathered> members{{&own, encode_gathered(own)}};
   for (const auto& [peer, follower] : followers_) {
     members.emplace_back(&follower->member, follower->gathered);
     extensions = extensions & follower->extensions;
@@ -105,9 +112,10 @@ std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, 
   group.caps_shares = extensions.caps_shares;
   group.one_average = extensions.one_average;
   assembled->reforms = extensions.reforms;
-  std::shuffle(members.begin(), members.end(), runtime.random());
   if (answers_owe(extensions))
-    std::ranges::sort(members, {}, [](const auto& one) { return place_of(one.first->peer); });
+    sort_by_hash(members);
+  else
+    std::shuffle(members.begin(), members.end(), runtime.random());
   for (auto& [member, blob] : members) {
     group.members.push_back(*member);
     assembled->gathered.push_back(std::move(blob));

@@ -55,12 +55,11 @@ SearchContext::SearchContext(FinderContext context)
   keep_to_dictionary();
 }
 
-/// A plain value that somebody stores under our key for a week would take the place of all declarations.
+/// A plain value under our key would take the place of all declarations.
 void SearchContext::keep_to_dictionary() {
   std::string key = keys.text();
   if (kept_keys_.size() >= kMostKeptKeys || !kept_keys_.insert(key).second) return;
-  const auto dictionary = dht::SchemaType::map(dht::SchemaType::any(), dht::SchemaType::any());
-  finder.dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::SchemaFields{{std::move(key), dictionary}}));
+  finder.dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::dictionary_schema(std::move(key))));
 }
 
 void SearchContext::remember(const Group& group, bool reforms) {

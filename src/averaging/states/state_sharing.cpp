@@ -45,8 +45,7 @@ struct StateSharing::Impl {
         server(d.host()),
         tasks(runtime, "state sharing") {
     // A plain value under the key would take the place of what all donors say.
-    const auto dictionary = dht::SchemaType::map(dht::SchemaType::any(), dht::SchemaType::any());
-    dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::SchemaFields{{declared_under, dictionary}}));
+    dht.add_validator(std::make_shared<dht::SchemaValidator>(dht::dictionary_schema(declared_under)));
   }
 
   static Task<void> declare(Impl& self);

@@ -9,11 +9,11 @@ namespace cohive::detail {
 inline constexpr int kMinRsaBits = 2048;
 inline constexpr int kMaxRsaBits = 8192;
 
-/// Whether the exponent of an RSA key is as small as Go has it; larger ones make a check take milliseconds.
+/// Tells whether the exponent of an RSA key is as small as Go has it; larger ones make a check take milliseconds.
 bool has_quick_exponent(const EVP_PKEY* key);
 
-/// Whether a key is on one of the NIST curves, which it names, as Go's x509 has it: a peer's own curve parameters cost
-/// time and prove nothing.
+/// Tells whether a key is on one of the NIST curves, which it names, as Go's x509 has it: a peer's own curve parameters
+/// cost time and prove nothing.
 bool is_on_named_nist_curve(const EVP_PKEY* key);
 
 }  // namespace cohive::detail

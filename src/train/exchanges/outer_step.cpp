@@ -204,9 +204,12 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
         memory->own = memory->difference;
         if (parameters) become_differences(memory->anchor, memory->own);
       });
-  owed_before_.reset();
-  if (is_delayed(moment)) owed_before_.emplace();  // copies need memory: only those who write checkpoints make them
-  if (is_delayed(moment) && !options_.checkpoints.directory.empty()) owed_before_ = co_await copy_of_what_is_owed();
+  if (!is_delayed(moment))
+    owed_before_.reset();
+  else if (options_.checkpoints.directory.empty())
+    owed_before_.emplace();  // a copy needs memory
+  else
+    owed_before_ = co_await copy_of_what_is_owed();
   // What is not averaged counts as no step of the anchor, the same for all members that have lost its reducer. What
   // this peer has come to there stays in its parameters, and is part of the next difference.
   averaging::HostPartsOptions how;

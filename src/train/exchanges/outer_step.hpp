@@ -119,8 +119,9 @@ class OuterStep final : public Exchange {
   averaging::Averager averager_;
   averaging::ResidualsPtr residuals_;
   averaging::AnswerResidualsPtr answers_;  // null: answers are not in sparse2
-  // What was owed when the round began that goes on beside copies of the state: these have the anchor of that time, and
-  // the round changes what is owed as it goes. Empty without a directory for checkpoints; nullopt: no such round.
+  // A copy of what was owed when a round began that goes on beside copies of the state: these have the anchor of that
+  // time, and the round changes what is owed as it goes. Empty without a directory for checkpoints; nullopt: no such
+  // round.
   std::optional<std::vector<checkpoint::NamedTensor>> owed_before_;
   const std::shared_ptr<LinkFit> fit_;
   double values_ = 0;               // of the fragment

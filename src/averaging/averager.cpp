@@ -243,6 +243,7 @@ Round Averager::begin(RoundOptions options) {
   state->plan.lead_delay = state->options.lead_delay;
   state->plan.early = state->options.early;
   state->plan.meets = state->options.meets;
+  state->plan.others = state->options.others;
   state->plan.last = state->options.last;
   self.current = state;
   state->tasks.spawn(Impl::run_round(self, *state), "averaging round");

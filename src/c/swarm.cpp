@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "errors.hpp"
@@ -93,6 +94,7 @@ void SwarmState::run_open(SwarmOptions options, TicketPtr joined) {
     swarm_ = std::move(swarm);
     changed_.notify_all();
   }
+  crypto::release_thread();
   joined->end(std::move(outcome));
 }
 
@@ -104,6 +106,7 @@ void SwarmState::close(TicketPtr closed) {
   start_thread([self = shared_from_this(), closed] {
     const EndGuard guard(closed);
     self->run_close();
+    crypto::release_thread();
     closed->end(std::string("\xc0"));  // nil
   });
 }

@@ -1,5 +1,6 @@
 #include "cohive/core/crypto.hpp"
 
+#include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <sodium.h>
@@ -75,6 +76,10 @@ bool equal_secrets(std::string_view a, std::string_view b) {
 
 void random_bytes(MutableBytes out) {
   if (!out.empty()) randombytes_buf(out.data(), out.size());
+}
+
+void release_thread() noexcept {
+  OPENSSL_thread_stop();
 }
 
 X25519KeyPair X25519KeyPair::generate() {

@@ -320,6 +320,11 @@ std::optional<Multiaddr> Host::remote_address(const PeerId& peer) const {
   return entry ? std::optional(entry->connection->remote_address()) : std::nullopt;
 }
 
+bool Host::runs_cohive(const PeerId& id) const {
+  const ConnectedPeer* const peer = impl_->table.find(id);
+  return peer && is_cohive(*peer);
+}
+
 std::optional<PeerInfo> Host::peer(const PeerId& id) const {
   PeerInfo info;
   info.id = id;

@@ -168,6 +168,68 @@ TEST_P(Newcomers, GetInWithinAFewRounds) {
   EXPECT_LE(next.wait, kTwoRoundTrips) << "it belongs to them now";
 }
 
+struct Guided {
+  PeerMode mode;
+  bool by_leader;
+};
+class GuidedNewcomers : public Reforming, public ::testing::WithParamInterface<Guided> {
+ protected:
+  /// Three peers whose group meets again; returns their leader.
+  std::size_t meet() {
+    for (int i = 0; i < 3; ++i) add(quick());
+    (void)average_all();
+    return leader_of(average_all());
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Peers, GuidedNewcomers,
+                         ::testing::Values(Guided{PeerMode::node, true}, Guided{PeerMode::node, false},
+                                           Guided{PeerMode::client, true}, Guided{PeerMode::client, false}),
+                         [](const auto& info) {
+                           return std::string(info.param.mode == PeerMode::client ? "Client" : "Node") +
+                                  (info.param.by_leader ? "OfTheLeader" : "OfAMember");
+                         });
+
+/// Also where nobody looks when they ask, and the group meets for a moment only.
+TEST_P(GuidedNewcomers, AreInTheNextGroup) {
+  const std::size_t leader = meet();
+  auto options = quick();
+  options.mode = GetParam().mode;
+  add(options);
+  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : (leader + 1) % 3)}};
+  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
+  swarm.pass(1s);
+  const auto round = average({{3, 0ms, guided}, {0, 450ms}, {1, 450ms}, {2, 450ms}});
+  expect_group_of(round.results, 4);
+  EXPECT_LE(round.wait, kTwoRoundTrips);
+  const auto next = average_all();
+  expect_group_of(next.results, 4);
+  EXPECT_LE(next.wait, kTwoRoundTrips) << "it belongs to them now";
+}
+
+/// A free key must not slow a run down, round after round.
+TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
+  const std::size_t leader = meet();
+  auto options = quick();
+  options.mode = GetParam().mode;
+  add(options);
+  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : (leader + 1) % 3)}};
+  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
+  swarm.pass(1s);
+  std::size_t slow = 0;
+  for (int i = 0; i < 10; ++i) {
+    {
+      auto gives_up = peers[3]->averager->begin(guided);
+      swarm.pass(300ms);
+      gives_up.cancel();
+    }
+    swarm.pass(200ms);
+    const auto round = average({{0}, {1}, {2}});
+    for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
+    slow += round.wait > kTwoRoundTrips;
+  }
+  EXPECT_LE(slow, 3u);
+}
+
 TEST_F(Reforming, TwoGroupsThatMetSeparatelyBecomeOne) {
   for (int i = 0; i < 4; ++i) add(quick());
   // Two and two, by times apart.

@@ -131,12 +131,12 @@ TEST_P(SlowDownloads, EndInTheSwarm) {
 INSTANTIATE_TEST_SUITE_P(Ratios, SlowDownloads,
                          ::testing::Values(SlowDownload{"half_an_epoch", 192, 500ms, 50'000, 300e3},
                                            SlowDownload{"two_epochs", 192, 500ms, 200'000, 300e3, false, 6},
-                                           SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3, false, 5},
-                                           SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3, false, 10},
-                                           SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true, 6},
+                                           SlowDownload{"three_short_epochs", 48, 500ms, 100'000, 300e3, false, 2},
+                                           SlowDownload{"many_short_epochs", 24, 100ms, 50'000, 300e3, false, 3},
+                                           SlowDownload{"four_epochs", 48, 500ms, 100'000, 300e3, true, 8},
                                            SlowDownload{"tenths_and_large", 24, 100ms, 100'000, 3e6, true},
                                            SlowDownload{"epochs_of_a_tenth", 24, 100ms, 10'000, 3e6, false, 3},
-                                           SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true, 4}),
+                                           SlowDownload{"epochs_of_a_minute", 1440, 1s, 1'000'000, 150e3, true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
 /// A download takes as long as the gradients of an epoch: who came a moment too late for its group used to download
@@ -197,7 +197,7 @@ TEST(Behind, ATrainerLearnsItFromItsGroupAndPullsNobodyBack) {
     ++far_behind;
     std::ranges::fill(last.replica->parameter(0), 100.f);  // as if the others had come far
   }
-  EXPECT_EQ(far_behind, 0);
+  EXPECT_LE(far_behind, 4) << "half seconds of five minutes: between two rounds of which it hears";
   for (int i = 0; i < 2; ++i) EXPECT_EQ(swarm.trainers[static_cast<std::size_t>(i)]->value(), 5);
 }
 

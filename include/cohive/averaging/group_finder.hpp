@@ -47,6 +47,7 @@ struct SearchPlan {
   Duration lead_delay{};                 ///< see RoundOptions
   bool early = false;                    ///< see RoundOptions; false from Round::hurry() on
   std::vector<Member> meets{};           ///< see RoundOptions
+  std::vector<PeerId> others{};          ///< see RoundOptions
   std::vector<PeerId> company{};         ///< see Round::hurry
   TimePoint hurried{};                   ///< when that was
   bool last = false;                     ///< see RoundOptions

@@ -45,6 +45,10 @@ struct RoundOptions {
   /// The members of another averager's round, who all begin one with these now: they meet at the first of them that is
   /// no client, whomever this averager met before. Empty: as before.
   std::vector<Member> meets = {};
+  /// Peers that average under the same name, as far as the caller knows. Where this averager has no group that meets
+  /// again, some of those that it is connected with are asked for theirs, which it joins the next time: a newcomer
+  /// would find the leader in the DHT only while that one looks, which may be milliseconds.
+  std::vector<PeerId> others = {};
   /// Offers to lead so much later than others do, and so follows one of them where there is one: for a peer that knows
   /// few of those that will come, and would begin with them alone.
   Duration lead_delay{};

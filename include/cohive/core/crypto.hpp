@@ -38,6 +38,10 @@ bool equal_secrets(std::string_view a, std::string_view b);
 /// Cryptographically secure random bytes (never seeded; protocol randomness comes from Runtime).
 void random_bytes(MutableBytes out);
 
+/// Frees what OpenSSL keeps for this thread, as the thread's end does: for a thread that nobody waits for, before it
+/// tells that its work is done. The process may end first, and OpenSSL with it.
+void release_thread() noexcept;
+
 /// A key pair for a key agreement.
 struct X25519KeyPair {
   Key32 secret;   ///< what its owner keeps to itself

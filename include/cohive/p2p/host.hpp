@@ -214,6 +214,8 @@ class Host {
   std::vector<PeerInfo> peers() const;
   /// Returns what is known about one peer; nullopt: it is neither connected nor in the address book.
   std::optional<PeerInfo> peer(const PeerId& id) const;
+  /// Tells whether a peer is connected and says that it is a cohive peer.
+  bool runs_cohive(const PeerId& id) const;
   /// Adds addresses that another peer told of (kept for a short time, and bounded).
   void learn_addresses(const PeerId& peer, const std::vector<Multiaddr>& addresses);
   /// The addresses by which `peer` sees us, as reported by identify.

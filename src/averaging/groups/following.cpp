@@ -104,6 +104,7 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
                      message.error().message());
   if (message->code() != proto::ACCEPTED) {
     if (message->code() == proto::BAD_GROUP_KEY && context_.known.leader() == peer) context_.goes_to_last(peer);
+    if (message->code() == proto::NOT_LOOKING_FOR_GROUP && hold == 0s) not_looking_.push_back(peer);
     // It follows a peer itself: no need to wait until we find that one.
     if (message->code() == proto::NOT_A_LEADER) redirected = PeerId::from_bytes(as_bytes(message->suggested_leader()));
     co_return failed(JoinOutcome::refused, proto::MessageCode_Name(message->code()));

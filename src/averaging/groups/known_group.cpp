@@ -7,6 +7,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
+constexpr std::size_t kMostInVain = 3;     // that a newcomer is waited for though it asked and did not come
 constexpr std::size_t kMaxLeft = 4096;     // remembered
 constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
 constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
@@ -67,16 +68,25 @@ std::vector<PeerId> KnownGroup::counterparts() const {
   return others;
 }
 
+void KnownGroup::asked(const PeerId& peer) {
+  left_.erase(peer);
+  if (const auto before = in_vain_.find(peer);
+      before != in_vain_.end() && before->second.times < kMostInVain)
+    before->second.asks_again = true;
+}
+
 void KnownGroup::searched() {
   if (in_vain_.size() + newcomers_.size() > kMaxLeft) in_vain_.clear();
-  std::ranges::set_difference(newcomers_, came_, std::inserter(in_vain_, in_vain_.end()));
+  for (const PeerId& peer : newcomers_)
+    if (!came_.contains(peer)) in_vain_[peer] = {.times = in_vain_[peer].times + 1};
   newcomers_.clear();
   came_.clear();
 }
 
 void KnownGroup::met(const PeerId& peer) {
   if (!reforming_ || peer == own_ || reforming_->members.contains(peer)) return;
-  if (in_vain_.contains(peer) || has_left(peer)) return;
+  if (const auto before = in_vain_.find(peer); before != in_vain_.end() && !before->second.asks_again) return;
+  if (has_left(peer)) return;
   if (is_full())
     forget();  // full groups mix
   else if (is_led_here() && newcomers_.size() < kMaxNewcomers)

@@ -75,7 +75,9 @@ class KnownGroup {
   void met(const PeerId& peer);
   /// It averages no more. \param now  to know later how fresh that is
   void left(const PeerId& peer, TimePoint now);
-  /// It is here again, or says so in the DHT, where what it said before it left may be found for a while.
+  /// It asks for a group, so that it is here again.
+  void asked(const PeerId& peer);
+  /// It is in our group, or on its way.
   void came(const PeerId& peer) {
     left_.erase(peer);
     in_vain_.erase(peer);
@@ -83,7 +85,7 @@ class KnownGroup {
   }
   void declared(const PeerId& peer, TimePoint now);
   /// A search is over: the newcomers so far were waited for once. Those that have not come, and may not exist, are not
-  /// waited for again until they have.
+  /// waited for again until they ask for a group, and a few times only.
   void searched();
 
   bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }
@@ -106,6 +108,10 @@ class KnownGroup {
       may_lead.erase(peer);
     }
   };
+  struct InVain {
+    std::size_t times = 0;
+    bool asks_again = false;
+  };
   bool is_forged(const RoundEnd& end) const;
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;
@@ -118,7 +124,8 @@ class KnownGroup {
   std::optional<PeerId> last_leader_;
   std::set<PeerId> workers_;          // members of the last round that have done their part, as far as was seen here
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
-  std::set<PeerId> came_, in_vain_;   // newcomers that have come in this search; that did not come in earlier ones
+  std::set<PeerId> came_;             // newcomers that have come in this search
+  std::map<PeerId, InVain> in_vain_;  // newcomers that did not come in earlier ones
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it
 };

@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
 constexpr Duration kLongestHold = 60s;   // that we keep a request
+constexpr std::size_t kMostHeld = 256;   // requests, when newcomers are no longer welcome
 constexpr std::size_t kGroupsApart = 3;  // in a row, of half of those that are expected or fewer
 constexpr Duration kWary = 10min;        // after a leader that made up members: the next one may be the same
 
@@ -129,12 +130,17 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   proto::JoinRequest request;
   if (!received || !*received || (*received)->size() > kMaxJoinRequest || !parse_bounded(request, (*received)->view()))
     co_return Error(cohive::Errc::malformed, peer, "join request");
-  context_.known.came(peer);
+  context_.known.asked(peer);
   const std::string& key = request.group_key();
   const bool may_come = key == context_.keys.text() || context_.keys.is_of_last(key);
-  if (request.hold_ms() > 0 && may_come && context_.known.may_expect(peer)) {
-    auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()));
-    if (!held) co_return held;
+  if (request.hold_ms() > 0 && may_come) {
+    const bool member = context_.known.may_expect(peer);
+    if (member || welcomes(peer, request)) {
+      auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()), member);
+      if (!held) co_return held;
+    } else if (auto elsewhere = guidance(peer)) {
+      co_return co_await refuse(stream, request, std::move(*elsewhere));
+    }
   }
   struct Membership {
     std::shared_ptr<Search> search;
@@ -164,6 +170,7 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   follower = std::move(*made);
   joined = search_;
   joined->add(follower);
+  context_.known.came(stream.peer());
   auto accepted = co_await send(stream, message_of(proto::ACCEPTED), context_.runtime.after(patience));
   if (accepted) joined->assemble_if_complete();
   co_return accepted;
@@ -172,8 +179,7 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
 Task<Result<>> Matchmaking::refuse(rpc::ServerStream& stream, const proto::JoinRequest& request,
                                    proto::MessageFromLeader why) {
   const std::string& key = request.group_key();
-  const bool fits = request.schema_hash() == context_.finder.schema_hash && key == context_.keys.text();
-  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits) context_.met(stream.peer());
+  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits(request)) context_.met(stream.peer());
   if (context_.keys.is_of_last(key) && knows(stream.peer())) context_.goes_to_last(stream.peer());
   co_return co_await send(stream, std::move(why), context_.runtime.after(context_.finder.options.request_timeout));
 }
@@ -189,19 +195,46 @@ Task<void> Matchmaking::await_fate(Search& search, FollowerPtr follower) {
   if (lock) search.assemble_or_disband(*follower);
 }
 
-/// Keeps the request of a member of the known group until we look for a group ourselves. All requests end with the
-/// first, so that the peers that waited for us in vain find each other in time.
-Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duration limit) {
+bool Matchmaking::fits(const proto::JoinRequest& request) const {
+  return request.schema_hash() == context_.finder.schema_hash && request.group_key() == context_.keys.text();
+}
+
+/// Tells whether a newcomer's request is kept for the next group, which it may join where it is led here.
+bool Matchmaking::welcomes(const PeerId& newcomer, const proto::JoinRequest& request) {
+  if (!context_.known.is_led_here() || !fits(request) || !context_.admits(newcomer)) return false;
+  if (held_.contains(newcomer) || held_.size() >= kMostHeld) return false;
+  context_.met(newcomer);
+  return context_.known.is_led_here();  // a full group does not meet again
+}
+
+/// Where a newcomer finds the group that it asks for; nothing where it may join one here.
+std::optional<proto::MessageFromLeader> Matchmaking::guidance(const PeerId& newcomer) const {
+  const auto leader = context_.known.leader();
+  if (leader && *leader != context_.own() && *leader != newcomer) {
+    auto elsewhere = message_of(proto::NOT_A_LEADER);
+    elsewhere.set_suggested_leader(leader->binary());
+    return elsewhere;
+  }
+  // The peer that we are asking may be asking us: neither would answer.
+  if (context_.lock.available() == 0) return message_of(proto::NOT_LOOKING_FOR_GROUP);
+  return std::nullopt;
+}
+
+/// Keeps a request until we look for a group ourselves. Those of members of the known group end all with the first, so
+/// that the peers that waited for us in vain find each other in time.
+Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duration limit, bool member) {
   Runtime& runtime = context_.runtime;
   if (ready() && context_.lock.available() > 0) co_return ok();
-  hold_end_ = std::min(hold_end_, runtime.now() + std::min(limit, kLongestHold));
-  if (!ready() && runtime.now() >= hold_end_) co_return ok();
+  TimePoint own_end = runtime.now() + std::min(limit, kLongestHold);
+  TimePoint& end = member ? hold_end_ : own_end;
+  end = std::min(end, own_end);
+  const auto may_come = [&] { return member ? context_.known.may_expect(peer) : context_.known.is_led_here(); };
+  if (!ready() && runtime.now() >= end) co_return ok();
   held_.insert(peer);
   const auto released = on_exit([this, &peer] { held_.erase(peer); });
   const Deadline answered = runtime.after(context_.finder.options.request_timeout);
   auto sent = co_await send(stream, message_of(proto::NO_CODE), answered);
-  while (sent && !left_ && !ready() && context_.known.may_expect(peer) && runtime.now() < hold_end_)
-    co_await context_.changed.wait(Deadline(hold_end_));
+  while (sent && !left_ && !ready() && may_come() && runtime.now() < end) co_await context_.changed.wait(Deadline(end));
   co_return sent;
 }
 

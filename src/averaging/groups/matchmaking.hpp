@@ -31,7 +31,10 @@ class Matchmaking final : public GroupFinder {
  private:
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   bool stays_apart(const Group& group, const SearchPlan& plan);
-  Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit);
+  bool welcomes(const PeerId& newcomer, const proto::JoinRequest& request);
+  std::optional<proto::MessageFromLeader> guidance(const PeerId& newcomer) const;
+  bool fits(const proto::JoinRequest& request) const;
+  Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit, bool member);
   Task<Result<>> admit(rpc::ServerStream& stream, const proto::JoinRequest& request, std::shared_ptr<Search>& joined,
                        FollowerPtr& follower);
   Task<Result<>> refuse(rpc::ServerStream& stream, const proto::JoinRequest& request, proto::MessageFromLeader why);

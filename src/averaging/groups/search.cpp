@@ -24,6 +24,7 @@ constexpr Duration kLookPause = 250ms;  // between these
 constexpr std::size_t kMostInLastRound = 4096;
 constexpr std::size_t kMostKeptKeys = 64;
 constexpr std::size_t kMostQueued = 4 * kManyDeclared;
+constexpr std::size_t kMostGuides = 3;      // peers that are asked for the next group of theirs
 constexpr std::size_t kFewUnreachable = 3;  // leaders, after which those go first that this peer is in contact with
 
 std::optional<PeerId> declared_peer(const msgpack::Value& subkey) {
@@ -199,6 +200,8 @@ Task<Result<Group>> Search::run(Deadline deadline) {
       co_return Error(Errc::members_left, options_.prefix + ": " + report_.text());
     if (next->kind == Next::Kind::known_leader) {
       co_await join_known_group(next->candidate.peer, deadline);
+    } else if (next->kind == Next::Kind::guide) {
+      co_await join_through(next->candidate.peer, deadline);
     } else if (next->kind == Next::Kind::ask) {
       co_await follow(next->candidate.peer, declared_ ? declared_->expiration : expiration_from_now());
     } else {  // our own declaration has run out: lead, if any peer follows
@@ -218,17 +221,61 @@ std::optional<PeerId> Search::unasked_leader() const {
   return leader && *leader != context_.own() && !asked_leaders_.contains(*leader) ? leader : std::nullopt;
 }
 
+/// How long a leader may keep our request, so that there is time to find another group afterwards.
+Duration Search::time_to_hold(double expiration) const {
+  constexpr Duration kLongestHold = 60s;
+  return std::clamp<Duration>(from_seconds(expiration - context_.now()) - options_.request_timeout, 1ms, kLongestHold);
+}
+
 Task<void> Search::join_known_group(PeerId leader, Deadline deadline) {
   asked_leaders_.insert(leader);
-  constexpr Duration kLongestHold = 60s;
   const double expiration = expiration_from_now();
-  // So that there is time to find another group afterwards.
-  const Duration hold =
-      std::clamp<Duration>(from_seconds(expiration - context_.now()) - options_.request_timeout, 1ms, kLongestHold);
-  co_await race(runtime_, follow(leader, expiration, hold), until_deposed(*this, leader));
+  co_await race(runtime_, follow(leader, expiration, time_to_hold(expiration)), until_deposed(*this, leader));
+  co_await assemble_whoever_came(deadline);
+}
+
+/// Makes a group of the peers that came while our request was held.
+Task<void> Search::assemble_whoever_came(Deadline deadline) {
   if (found_) co_return;
   const auto lock = co_await context_.lock.lock(deadline);
-  if (lock && complete()) assemble();  // of the peers that came while our request was held
+  if (lock && complete()) assemble();
+}
+
+/// A peer that averages under our key and may be in a group that meets again. Few are asked, and from time to time.
+std::optional<PeerId> Search::unasked_guide() const {
+  const TimePoint lately = runtime_.now() - options_.min_matchmaking_time;
+  const auto is_asked = [lately](const auto& one) { return one.second > lately; };
+  if (!context_.keys.reforms() || context_.known.leader() ||
+      static_cast<std::size_t>(std::ranges::count_if(asked_guides_, is_asked)) >= kMostGuides)
+    return std::nullopt;
+  const auto may_guide = [&](const PeerId& peer) {
+    const auto asked = asked_guides_.find(peer);
+    return peer != context_.own() && context_.finder.dht.host().runs_cohive(peer) && context_.may_lead(peer) &&
+           (asked == asked_guides_.end() || !is_asked(*asked)) && !context_.known.has_left(peer) &&
+           !context_.finder.dht.doubts(peer) && !followers_.contains(peer);
+  };
+  std::optional<PeerId> stranger;
+  for (const auto* peers : {&not_looking_, &plan_.others})
+    for (const PeerId& peer : *peers) {
+      if (!may_guide(peer)) continue;
+      if (context_.reputation.has_history(peer)) return peer;
+      if (!stranger) stranger = peer;
+    }
+  return stranger;
+}
+
+/// Asks a peer for the next group of its own: it keeps our request where it leads, or sends us to its leader.
+Task<void> Search::join_through(PeerId guide, Deadline deadline) {
+  asked_guides_[guide] = runtime_.now();
+  const double own = declared_ ? declared_->expiration : expiration_from_now();
+  // The leader offers its group for as long as we do, from when it begins to look.
+  const double patience = own + to_seconds(options_.min_matchmaking_time + context_.stretch());
+  const double expiration = std::min(patience, end_);
+  std::optional<PeerId> leader;
+  auto group = co_await request_to_join(guide, expiration, time_to_hold(own), leader);
+  if (group && !found_) found_ = std::move(group);
+  if (!found_ && leader && *leader != context_.own()) co_await follow(*leader, expiration, time_to_hold(own));
+  co_await assemble_whoever_came(deadline);
 }
 
 /// Ends when another peer leads the known group, unless this one has accepted us: its end then shows by itself.
@@ -371,6 +418,7 @@ Task<Result<Search::Next>> Search::next_step() {
   for (;;) {
     if (found_) co_return Next{Next::Kind::found};
     if (const auto leader = unasked_leader()) co_return Next{Next::Kind::known_leader, {0, *leader}};
+    if (const auto guide = unasked_guide()) co_return Next{Next::Kind::guide, {0, *guide}};
     const auto head = first_candidate();
     if (!head || context_.is_crowded() || (max_assured_ <= head->expiration && head->expiration <= end_)) {
       want_refresh_ = true;

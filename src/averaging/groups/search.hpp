@@ -141,7 +141,7 @@ class Search {
     friend auto operator<=>(const Candidate&, const Candidate&) = default;
   };
   struct Next {
-    enum class Kind { ask, known_leader, time_is_up, found, members_left } kind;
+    enum class Kind { ask, known_leader, guide, time_is_up, found, members_left } kind;
     Candidate candidate{};
   };
 
@@ -167,7 +167,11 @@ class Search {
   static Task<void> until_deposed(Search& self, PeerId leader);
   void take_declared(const dht::GetResult& declared);
   std::optional<PeerId> unasked_leader() const;
+  std::optional<PeerId> unasked_guide() const;
   Task<void> join_known_group(PeerId leader, Deadline deadline);
+  Task<void> join_through(PeerId guide, Deadline deadline);
+  Task<void> assemble_whoever_came(Deadline deadline);
+  Duration time_to_hold(double expiration) const;
   Task<Result<Next>> next_step();
   std::optional<Candidate> first_candidate();
   Task<void> follow(PeerId leader, double expiration, Duration hold = {});
@@ -199,7 +203,9 @@ class Search {
   std::size_t expected_members_ = 0;
   TimePoint expected_since_;  // when the owner of the round said so
 
-  std::set<PeerId> asked_leaders_;  // of the known group
+  std::set<PeerId> asked_leaders_;            // of the known group
+  std::vector<PeerId> not_looking_;           // peers that found no time for us: their group may
+  std::map<PeerId, TimePoint> asked_guides_;  // and when
   std::set<Candidate> queue_, tried_;
   std::uint64_t updates_ = 0;  // of the queue
   double max_assured_ = 0;

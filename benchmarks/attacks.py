@@ -22,6 +22,7 @@ import os
 import pathlib
 import re
 import secrets
+import signal
 import sys
 import tempfile
 import time
@@ -209,6 +210,10 @@ async def attack(name, addresses):
 class Swarm:
     def __init__(self, options, folder):
         self.options, self.folder = options, folder
+        self.trainers, self.bootstrap = [], None
+
+    def begin(self):
+        options, folder = self.options, self.folder
         self.bootstrap = Program(
             folder / "bootstrap",
             options.bin / "cohive-bootstrap",
@@ -219,7 +224,8 @@ class Swarm:
         )
         self.addresses = [self.address_of(self.bootstrap)]
         self.page = self.told(self.bootstrap)["page"]
-        self.trainers = [self.start(number) for number in range(options.trainers)]
+        for number in range(options.trainers):
+            self.trainers.append(self.start(number))
         self.addresses += [self.address_of(trainer) for trainer in self.trainers]
 
     def start(self, number):
@@ -286,7 +292,7 @@ class Swarm:
         return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) / 1024
 
     def close(self):
-        for program in [*self.trainers, self.bootstrap]:
+        for program in filter(None, [*self.trainers, self.bootstrap]):
             program.kill()
 
 
@@ -295,6 +301,7 @@ def measure(options, name):
         swarm = Swarm(options, pathlib.Path(folder))
         hostile = None
         try:
+            swarm.begin()
             swarm.wait("the trainers did not begin together", lambda: min(one.epoch() for one in swarm.trainers) >= 3)
             calm = swarm.pace()
             log = pathlib.Path(folder, "hostile")
@@ -345,6 +352,7 @@ def main():
     options = parser.parse_args()
     if options.attack:
         return asyncio.run(attack(options.attack, json.loads(options.peers)))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
     rows = [measure(options, name) for name in options.only]
     if options.json:
         return print(json.dumps(rows))

@@ -208,7 +208,7 @@ def main():
             begun = time.monotonic()
             try:
                 tolerance = options.tolerance * BEHIND.get(name, 1)
-                line, good = row(name, *bench.swarm(CASES[name], options.first_seed), one, tolerance)
+                line, good = row(name, *bench.swarm(CASES[name], 100 * options.first_seed), one, tolerance)
             except Failed as failure:
                 line, good = f"| {name} | {failure} | | | | | | **no** |", False
             failed += not good

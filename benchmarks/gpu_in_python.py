@@ -32,8 +32,8 @@ def model_of(millions, device):
 
 
 def finish(device):
-    if device == "cuda":
-        torch.cuda.synchronize()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
 
 
 def measured(step, model, inputs, arguments, per_epoch):
@@ -130,9 +130,9 @@ def main():
         if arguments.only is not None and name not in ("torch", *arguments.only):
             continue
         gc.collect()  # the way before has left its model in cycles
-        if arguments.device == "cuda":
+        if arguments.device.startswith("cuda"):
             torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            torch.cuda.reset_peak_memory_stats(arguments.device)
         steps, epochs = way(arguments)
         rows[name] = {
             "step_ms": statistics.median(steps),
@@ -140,8 +140,8 @@ def main():
             "epoch_s": statistics.median(epochs),
         }
         rows[name]["lost_s"] = rows[name]["epoch_s"] - rows["torch"]["epoch_s"]
-        if arguments.device == "cuda":
-            rows[name]["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30  # of torch's own
+        if arguments.device.startswith("cuda"):
+            rows[name]["peak_gib"] = torch.cuda.max_memory_allocated(arguments.device) / 2**30  # of torch's own
         if name == "torch":
             print(f"{'':22}{'step ms':>9}{'longest':>9}{'epoch s':>9}{'lost s':>9}{'peak GiB':>10}", flush=True)
         row = rows[name]

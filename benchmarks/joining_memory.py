@@ -30,7 +30,6 @@ class Trainer:
                    f"--work={options.work}", "--delay-state-averaging=true"]
         self.process = subprocess.Popen(command + (["--initial-peers", *initial_peers] if initial_peers else []), stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        self.empty = self.status("VmHWM")
         self.lines = queue.Queue()
         threading.Thread(target=lambda: [self.lines.put(line) for line in self.process.stdout], daemon=True).start()
         self.epochs = 0
@@ -41,7 +40,9 @@ class Trainer:
     def initial_peers(self):
         while not (line := self.line()).startswith("{"):
             pass
-        return json.loads(line)["initial_peers"]
+        told = json.loads(line)
+        self.empty = told["empty_bytes"]
+        return told["initial_peers"]
 
     def begin(self):
         self.process.stdin.write("\n")
@@ -74,7 +75,7 @@ def measure(options):
         return trainers[-1]
 
     def peak(trainer):
-        return (trainer.status("VmHWM") - EMPTY) / size
+        return (trainer.status("VmHWM") - trainer.empty) / size
 
     try:
         for trainer in [add(), add()]:
@@ -104,9 +105,6 @@ def measure(options):
         for trainer in trainers:
             trainer.process.kill()
             trainer.process.wait()
-
-
-EMPTY = 90e6  # bytes of a process with LibTorch that has no tensors
 
 
 def main():

@@ -14,8 +14,10 @@ import json
 import pathlib
 import random
 import re
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -27,7 +29,7 @@ RUN = ["--run-id", "killed", "--batch-size", "8", "--width", "32", "--layers", "
 
 class Program:
     def __init__(self, log, *command):
-        self.log, self.started, self.first_epoch = log, time.monotonic(), None
+        self.log, self.started, self.killed, self.first_epoch = log, time.monotonic(), None, None
         with log.open("wb") as output:
             self.process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
@@ -40,7 +42,12 @@ class Program:
             self.first_epoch = time.monotonic() - self.started
         return epoch
 
+    def age(self):
+        """Seconds until it was killed."""
+        return (self.killed or time.monotonic()) - self.started
+
     def kill(self):
+        self.killed = time.monotonic()
         self.process.kill()
         self.process.wait()
 
@@ -48,8 +55,11 @@ class Program:
 class Swarm:
     def __init__(self, options, folder):
         self.options, self.folder, self.count = options, folder, 0
+        self.trainers, self.newcomers, self.bootstrap = [], [], None
+
+    def begin(self):
+        options, folder = self.options, self.folder
         self.bootstrap = Program(folder / "bootstrap.log", options.bin / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0")
-        self.trainers, self.newcomers = [], []
         until = time.monotonic() + PATIENCE
         while not (found := re.findall(r"INITIAL_PEERS=(\S+)", self.bootstrap.log.read_text())):
             if time.monotonic() > until or self.bootstrap.process.poll() is not None:
@@ -97,7 +107,7 @@ class Swarm:
         return (self.epoch() - first) / (time.monotonic() - start)
 
     def close(self):
-        for program in [*self.trainers, self.bootstrap]:
+        for program in filter(None, [*self.trainers, self.bootstrap]):
             program.kill()
 
 
@@ -105,8 +115,12 @@ def measure(options, every):
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(options, pathlib.Path(folder))
         try:
+            swarm.begin()
             rate = swarm.epochs_per_second(every, random.Random(options.seed))
-            return rate, [trainer.first_epoch for trainer in swarm.newcomers if trainer.first_epoch]
+            # One that was killed, or is still on its way, counts where it had the time of one that got in.
+            slowest = max((trainer.first_epoch or 0 for trainer in swarm.newcomers), default=0)
+            in_time = [trainer for trainer in swarm.newcomers if trainer.first_epoch or trainer.age() > slowest]
+            return rate, [trainer.first_epoch or float("inf") for trainer in in_time]
         finally:
             swarm.close()
 
@@ -122,6 +136,7 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=ROOT / "build/release/bin")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
     quiet, _ = measure(options, 0)
     killed, newcomers = measure(options, options.every)
     result = {"benchmark": "killed_trainers", "trainers": options.trainers, "fault_every": options.every, "epochs_per_second": quiet,

@@ -48,10 +48,12 @@ def options_of(given, steps_per_round, share):
     return options
 
 
-def row(name, summaries, one, steps):
+def row(name, summaries, one):
+    """Steps are those that were made: a round ends by the samples of all."""
     loss = mean(s["eval_loss"] for s in summaries)
     sent = mean(s["bytes_sent"] for s in summaries)
-    return f"| {name} | {loss:.4f} | {loss / one - 1:+.1%} | {sent / 1e6:.1f} | {sent / steps / 1e3:.1f} |"
+    steps = mean(s["batches"] for s in summaries)
+    return f"| {name} | {steps:.0f} | {loss:.4f} | {loss / one - 1:+.1%} | {sent / 1e6:.1f} | {sent / steps / 1e3:.1f} |"
 
 
 def main():
@@ -75,6 +77,9 @@ def main():
         parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
     if given.batch_size % given.peers:
         parser.error("--batch-size: a multiple of --peers")
+    for name in given.only or CASES:
+        if given.steps % CASES[name][0]:
+            parser.error(f"--steps: a multiple of {CASES[name][0]}, the steps of a round of '{name}'")
 
     more, lines, failed = shlex.split(given.flags), [], 0
     with tempfile.TemporaryDirectory() as folder:
@@ -85,15 +90,15 @@ def main():
             bench = Bench(options_of(given, steps_per_round, given.peers), Path(folder))
             try:
                 summaries = [s for seed in seeds_of(given) for s in bench.swarm([*flags, *more], 100 * seed)[0]]
-                line = row(name, summaries, one, given.steps)
+                line = row(name, summaries, one)
             except Failed as failure:
-                line, failed = f"| {name} | {failure} | | | |", failed + 1
+                line, failed = f"| {name} | {failure} | | | | |", failed + 1
             lines.append(line)
             say(line, f"{time.monotonic() - begun:.0f} s")
     print_table(
         f"One process, {given.steps} steps of {given.batch_size} samples: loss {one:.4f} (mean of {given.seeds} seeds, "
         f"{spread:.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
-        ["rounds", "loss", "beside one process", "MB sent by each", "kB for a step"], lines, given.output)
+        ["rounds", "steps of each", "loss", "beside one process", "MB sent by each", "kB for a step"], lines, given.output)
     return 1 if failed else 0
 
 

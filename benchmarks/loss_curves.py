@@ -195,16 +195,20 @@ def main():
         parser.error("--text: a text file is needed")
 
     results, failed = {}, 0
+    settings = {"model": options.model, "epochs": options.epochs, "peers": options.peers}
     if options.points and options.points.exists():
         results = json.loads(options.points.read_text())
+        if not options.draw and any(result.get("settings", settings) != settings for result in results.values()):
+            parser.error("--points: it holds runs with another model, or as many epochs or peers as these do not have")
     for name in [] if options.draw else options.only or CASES:
         begun = time.monotonic()
         try:
             with tempfile.TemporaryDirectory() as folder:
-                results[name] = Trainers(options, Path(folder)).run(name)
+                results[name] = {**Trainers(options, Path(folder)).run(name), "settings": settings}
             say(f"{name}: {results[name]['points'][-1]} after {time.monotonic() - begun:.0f} s")
         except Failed as failure:
             failed += 1
+            results.pop(name, None)
             say(f"{name}: {failure}")
         if options.points:
             options.points.write_text(json.dumps(results, indent=1) + "\n")

@@ -31,10 +31,11 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 os.environ["OMP_NUM_THREADS"] = "1"
-PATIENCE = 900
+PATIENCE = 900  # seconds for the epochs of two peers
 MODES = {
     "default": {"delay_state_averaging": True},
     "synchronous": {"delay_state_averaging": False},
@@ -69,8 +70,12 @@ def python_peer(settings):
     import torch
 
     torch.set_num_threads(1)
-    empty = peak_bytes(os.getpid())
     hivemind = None if settings["package"] == "torch" else package_of(settings["package"])
+    # What is imported at the first step belongs to the empty process, as LibTorch does in C++.
+    small = torch.zeros(1, requires_grad=True)
+    small.sum().backward()
+    torch.optim.Adam([small]).step()
+    empty = peak_bytes(os.getpid())
 
     parameters = [torch.zeros(2048, 2048, requires_grad=True) for _ in range(settings["tensors"])]
     size = sum(parameter.numel() * 4 for parameter in parameters)
@@ -196,7 +201,11 @@ class Peer:
     def __init__(self, command, log=subprocess.DEVNULL):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                                         start_new_session=True)
-        self.initial_peers = self.read()["initial_peers"]
+        try:
+            self.initial_peers = self.read()["initial_peers"]
+        except BaseException:
+            self.kill()
+            raise
 
     def read(self):
         while True:
@@ -214,6 +223,9 @@ class Peer:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self.tell()
             self.process.wait(60)
+        self.kill()
+
+    def kill(self):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -221,6 +233,10 @@ class Peer:
 
 def run_pair(makers, at):
     peers = []
+    # A peer that hangs is killed, and read() tells.
+    guard = threading.Timer(PATIENCE, lambda: [peer.process.kill() for peer in peers])
+    guard.daemon = True
+    guard.start()
     try:
         for make, place in zip(makers, at):
             peers.append(make(place, peers[0].initial_peers if peers else []))
@@ -228,6 +244,7 @@ def run_pair(makers, at):
             peer.tell()
         return [peer.read() for peer in peers]
     finally:
+        guard.cancel()
         for peer in peers:
             peer.close()
 

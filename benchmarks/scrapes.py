@@ -13,8 +13,10 @@ import asyncio
 import json
 import pathlib
 import re
+import signal
 import statistics
 import subprocess
+import sys
 import time
 import urllib.request
 
@@ -33,10 +35,10 @@ def arguments():
     return parser.parse_args()
 
 
-def start(options, *more):
+def start(options, started, *more):
     command = [options.bin / "cohive-bootstrap", "--json", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--log-level", "warn", *more]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    return process, json.loads(process.stdout.readline())
+    started.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    return json.loads(started[-1].stdout.readline())
 
 
 def lag_buckets(url):
@@ -86,15 +88,18 @@ async def load(options, host, port):
 
 def main():
     options = arguments()
-    node, told = start(options, "--metrics-address", "127.0.0.1:0")
-    others = [start(options, "--initial-peers", *told["initial_peers"])[0] for _ in range(options.peers)]
+    started = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))
     try:
+        told = start(options, started, "--metrics-address", "127.0.0.1:0")
+        for _ in range(options.peers):
+            start(options, started, "--initial-peers", *told["initial_peers"])
         host, port = re.match(r"http://([^:/]+):(\d+)/", told["page"]).groups()
         before = lag_buckets(told["page"])
         seconds, failed, elapsed = asyncio.run(load(options, host, int(port)))
         after = lag_buckets(told["page"])
     finally:
-        for process in (node, *others):
+        for process in started:
             process.kill()
     cuts = statistics.quantiles(seconds, n=100)
     result = {"benchmark": "scrapes", "per_second": round(len(seconds) / elapsed), "failed": len(failed), "slow_clients": options.slow,

@@ -28,7 +28,7 @@ from optimizer_vs_hivemind import Peer
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/nat"))
 EPOCHS_TO_SETTLE = 4
-PATIENCE = 120  # seconds for the first epochs
+PATIENCE = 120  # seconds until the first epochs begin to be fast
 PING_PERIOD = 0.1
 LOST_AFTER = 2.0  # seconds
 WITH_HEADERS = 1514 / 1448  # of full packets of a TCP connection, as the interface counts them
@@ -198,9 +198,12 @@ def measure(options, link):
             peer.tell()
         # Gradients and parameters of 16 bits, of which each sends half as values and half as averages.
         epoch = 2 * 2 * options.millions * 1e6
-        until = time.monotonic() + PATIENCE
+        rate = float(link.split("/")[0]) * 1e6 / 8  # bytes a second, up
+        until = time.monotonic() + PATIENCE + 2 * EPOCHS_TO_SETTLE * epoch / rate
         while uplink.sent() < before + EPOCHS_TO_SETTLE * epoch and time.monotonic() < until:
             time.sleep(0.2)
+        if uplink.sent() < before + EPOCHS_TO_SETTLE * epoch:
+            raise SystemExit(f"{link}: the trainers have not ended {EPOCHS_TO_SETTLE} epochs")
         phases["trainers"] = measured(options, uplink, pings)
         other = flow()
         phases["both"] = measured(options, uplink, pings, other)

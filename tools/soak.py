@@ -53,7 +53,7 @@ def resident_megabytes(pid):
 
 class Program:
     def __init__(self, name, *command):
-        self.name, self.log = name, WORK / f"{name}.log"
+        self.name, self.command, self.log = name, command, WORK / f"{name}.log"
         with self.log.open("a") as log:
             self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=log)
         self.begun = self.since = time.monotonic()
@@ -85,16 +85,27 @@ class Program:
 
 
 class Pace:
-    """How fast epochs follow each other, by the newest one of any trainer at each look, for each trainer at work."""
+    """How fast epochs follow each other, by the newest one of any trainer at each look, for each trainer at work.
+
+    The clock stands still while all that are at work are clients, which cannot be dialled: they have no group by themselves.
+    """
 
     def __init__(self):
         self.looks, self.troubles = [], []
+        self.stood_still, self.noted = 0, time.monotonic()
 
-    def note(self, newest, at_work):
-        self.looks.append((time.monotonic(), newest, at_work))
+    def now(self):
+        return time.monotonic() - self.stood_still
+
+    def note(self, newest, at_work, can_meet=True):
+        if not can_meet:
+            self.stood_still += time.monotonic() - self.noted
+        self.noted = time.monotonic()
+        if can_meet:
+            self.looks.append((self.now(), newest, at_work))
 
     def trouble(self, what):
-        self.troubles.append((time.monotonic(), what))
+        self.troubles.append((self.now(), what))
 
     def back_after(self):
         """For each trouble the seconds until the pace was back, or until the next trouble, and what it was."""
@@ -245,8 +256,8 @@ class Soak:
             self.fault(f"no epoch has ended for {STALLED} s: {epochs}")
             self.last_epoch = now
         self.newest = newest
-        at_work = sum(epoch > newest - MOST_BEHIND for epoch in epochs.values())
-        self.pace.note(newest, at_work)
+        at_work = [trainer for trainer in awake if epochs[trainer.name] > newest - MOST_BEHIND]
+        self.pace.note(newest, len(at_work), not at_work or any("--client" not in trainer.command for trainer in at_work))
         self.watch_who_leaves()
         for trainer in awake:
             if trainer.loads():

@@ -29,6 +29,8 @@ _NAMES = (
     (logging.WARNING, "warn"),
     (logging.ERROR, "error"),
 )
+#: of all levels that the environment may set
+LEVELS = {**{name: level for level, name in _NAMES}, "off": logging.CRITICAL + 1}
 _LOOK = 1000  # milliseconds between two looks at the level that Python's loggers have
 _POLL = 50  # milliseconds between two looks for a signal
 
@@ -38,7 +40,11 @@ Check = Callable[[bytes, Optional[bytes], bytes, float], bool]
 
 def _given_level() -> str:
     """The levels that the environment sets, such as "info" or "info,dht=off"."""
-    given = os.environ.get("COHIVE_LOG_LEVEL") or os.environ.get("HIVEMIND_LOGLEVEL") or ""
+    return as_level(os.environ.get("COHIVE_LOG_LEVEL") or os.environ.get("HIVEMIND_LOGLEVEL") or "")
+
+
+def as_level(given: str) -> str:
+    """Levels by their names here, of which Python has others."""
     return given.lower().replace("warning", "warn").replace("critical", "error")
 
 
@@ -57,12 +63,11 @@ class _Fallback(logging.StreamHandler):  # type: ignore[type-arg]
 
 def _set_loggers(given: str) -> None:
     """Python's loggers let the levels that the environment sets through, unless the program has set levels of them."""
-    numbers = {**{name: level for level, name in _NAMES}, "off": logging.CRITICAL + 1}
     for part in given.split(","):
         module, _, level = part.strip().rpartition("=")
         logger = logging.getLogger(f"cohive.{module}" if module else "cohive")
-        if logger.level == logging.NOTSET and level in numbers:
-            logger.setLevel(numbers[level])
+        if logger.level == logging.NOTSET and level in LEVELS:
+            logger.setLevel(LEVELS[level])
     logger = logging.getLogger("cohive")
     if not logger.hasHandlers():
         handler = _Fallback()
@@ -129,7 +134,7 @@ class Hub:
     def add_check(self, work: Check) -> int:
         """Returns the tag under which validators ask a method, whose object is not kept."""
         tag = next(self._tags)
-        self._checks[tag] = weakref.WeakMethod(work)
+        self._checks[tag] = weakref.WeakMethod(work, lambda _: self.drop_check(tag))
         return tag
 
     def drop_check(self, tag: int) -> None:
@@ -138,7 +143,7 @@ class Hub:
     def add_state(self, work: Callable[[int], None]) -> int:
         """Returns the tag under which states are asked for: a method, whose object is not kept, answers."""
         tag = next(self._tags)
-        self._states[tag] = weakref.WeakMethod(work)
+        self._states[tag] = weakref.WeakMethod(work, lambda _: self.drop_state(tag))
         return tag
 
     def drop_state(self, tag: int) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 from typing import Any, Optional, Sequence
 
-from . import _msgpack
+from . import _events, _msgpack
 from ._native import CohiveError
 from .futures import Future
 from .multiaddr import Multiaddr
@@ -68,14 +68,16 @@ def get_logger(name: Optional[str] = None) -> logging.Logger:
 
 
 def use_hivemind_log_handler(where: Any) -> None:
-    """With "in_root_logger", lines of all loggers go to stderr, from $HIVEMIND_LOGLEVEL on, which is INFO otherwise."""
+    """With "in_root_logger", lines of all loggers go to stderr, from $HIVEMIND_LOGLEVEL on, which is INFO otherwise;
+    levels of single modules, as in "info,dht=debug", are those of cohive's loggers."""
     root = logging.getLogger()
     if getattr(where, "value", where) != "in_root_logger" or root.handlers:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s [%(levelname)s] [%(name)s] %(message)s"))
     root.addHandler(handler)
-    root.setLevel(os.environ.get("HIVEMIND_LOGLEVEL", "INFO").upper())
+    given = [part.strip() for part in _events.as_level(os.environ.get("HIVEMIND_LOGLEVEL", "")).split(",")]
+    root.setLevel(next((_events.LEVELS[part] for part in given if part in _events.LEVELS), logging.INFO))
 
 
 def choose_ip_address(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from . import _gpu, _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
-from .optim import initialize_optimizer_state_, nested_flatten, zero_gradients
+from .optim import initialize_optimizer_state_, nested_flatten, nested_pack, plain, zero_gradients
 
 #: The tensors that an optimizer of torch keeps, in the library's order.
 _STATISTICS = {
@@ -89,6 +90,13 @@ def _values_at(pointer: Any, like: Any) -> Any:
     return torch.frombuffer(memory, dtype=torch.float32).reshape(like.shape)
 
 
+def _zero(value: Any) -> Any:
+    """A tensor, which becomes zero where it is, or a number of the state; all else as it is."""
+    if isinstance(value, torch.Tensor):
+        return value.zero_()
+    return type(value)() if isinstance(value, (int, float)) else value
+
+
 def _place_of(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.dtype
 
@@ -145,11 +153,15 @@ class Model:
         self._buffers: List[Any] = []
 
     def _initialize(self) -> None:
-        """Has the optimizer make its tensors, by a step that changes no parameter: peers share them from the start."""
-        if any(isinstance(leaf, torch.Tensor) for leaf in nested_flatten(self.optimizer.state_dict())):
+        """Has the optimizer make the tensors that it lacks, by a step that changes no parameter: peers share them from
+        the start. An optimizer that was used before has none of a parameter that never had a gradient."""
+        state = self.optimizer.state
+        leaves = [nested_flatten(state[one] if one in state else {}) for one in self.stepped]
+        has = [any(isinstance(leaf, torch.Tensor) for leaf in kept) for kept in leaves]
+        if all(has):
             return
         before = [one.detach().clone() for one in self.stepped]
-        initialize_optimizer_state_(self.optimizer)
+        initialize_optimizer_state_(self.optimizer, but=[one for one, made in zip(self.stepped, has) if made])
         _copy(zip(self.stepped, before))
         del before
         return_memory()
@@ -326,7 +338,7 @@ class Model:
                 pointers[_KEPT * at + slot] = _pointer(tensor)
             if isinstance(state.get("step"), torch.Tensor):
                 pointers[_KEPT * at + _KEPT - 1] = _pointer(state["step"])
-        return json.dumps(groups, allow_nan=False).encode(), pointers
+        return json.dumps(groups, allow_nan=False, default=plain).encode(), pointers
 
     def load(self, metadata: Any, tensors: Sequence[Any]) -> Optional[str]:
         """Takes over a state of hivemind's or of our own. Returns why not, where it does not fit; nothing has changed
@@ -352,10 +364,32 @@ class Model:
                 tensor.copy_(_rounded(values, tensor.dtype))
             for tensor, values, _, _ in self._beside:
                 values.copy_(tensor)
+        self._load_numbers(metadata.get("optimizer_metadata"))
         self._copy_to_shared()
         self.forget_gradients()
         self.refresh_state()
         return None
+
+    def _load_numbers(self, told: Any) -> None:
+        """Takes over the plain numbers of a donor's optimizer, such as the step of Adafactor, where its state has the
+        same leaves as ours. Files have none."""
+        state = self.optimizer.state_dict()["state"]
+        own = list(nested_flatten(state))
+        told = told[-len(own) :] if own and isinstance(told, list) else []  # settings come before the state
+        kinds = [one.get("type") if isinstance(one, dict) else None for one in told]
+        if kinds != ["tensor" if isinstance(leaf, torch.Tensor) else "value" for leaf in own]:
+            return
+        numbers = [plain(one.get("value")) for one in told]
+        leaves = [
+            given if type(given) is type(plain(leaf)) and type(given) in (int, float) and math.isfinite(given) else leaf
+            for given, leaf in zip(numbers, own)
+        ]
+        packed = nested_pack(leaves, state)
+        for at, one in enumerate(self.stepped):
+            kept, loaded = self.optimizer.state[one], packed.get(at, {})
+            kept.update(
+                {name: loaded[name] for name in kept if name in loaded and type(plain(kept[name])) in (int, float)}
+            )
 
     def take_parameters(self, masters: Optional[Sequence[Any]]) -> None:
         """Has the library train on from the model's parameters, or from float32 copies of them."""
@@ -374,9 +408,12 @@ class Model:
         """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
         before = {one: dict(self.optimizer.state[one]) for one in self.stepped}
         self.optimizer.load_state_dict(state)
+        names = {name for one in self.stepped for name in self.optimizer.state[one]}
         with torch.no_grad():
             for one, kept in before.items():
                 loaded = self.optimizer.state[one]
+                if not loaded:  # the parameter never had a gradient: torch has nothing of it, and begins with zeros
+                    loaded.update({name: _zero(kept[name]) for name in kept if not names or name in names})
                 for name, tensor in kept.items():
                     values = loaded.get(name)
                     if not isinstance(tensor, torch.Tensor) or not isinstance(values, torch.Tensor):

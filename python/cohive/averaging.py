@@ -228,6 +228,9 @@ class DecentralizedAverager:
         if handle:
             self._buffers.clear()
             lib.cohive_averager_free(handle)
+        worker = getattr(self, "_worker", None)
+        if worker is not None:
+            worker.end()
 
     def __reduce__(self) -> Any:
         raise TypeError("an averager belongs to its process")

@@ -295,6 +295,7 @@ class DHT:
         closing = self._begin_closing() or self._closed
         if closing is None:
             return
+        self._end_loop()
         try:
             closing.wait(self.shutdown_timeout + _RETURN_SOON)
         except TimeoutError:
@@ -315,14 +316,13 @@ class DHT:
             self._left.set()
         if self._check_tag is not None:
             _events.hub().drop_check(self._check_tag)
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
         return self._closed
 
     async def _closing(self) -> None:
         closing = self._begin_closing()
         if closing is not None:
             await closing.future(lambda _: None)
+            self._end_loop()  # which may be the one that this runs on
 
     terminate = shutdown
 
@@ -548,14 +548,17 @@ class DHT:
         """Runs ``coro(dht, node)`` on an asyncio loop that this DHT has in a thread of its own.
 
         Attributes that it sets on its first argument stay there, for the next coroutine, and are not those of this DHT.
+        shutdown() cancels a coroutine that goes on.
         """
-        loop = self._own_loop()
         self._open()
 
         async def run() -> Any:
             return await coro(self._replica, DHTNode(self))
 
-        task = asyncio.run_coroutine_threadsafe(run(), loop)
+        with self._lock:
+            if self._closed is not None:
+                raise RuntimeError("this DHT has left its swarm: no coroutine runs beside it any more")
+            task = asyncio.run_coroutine_threadsafe(run(), self._own_loop())
         if return_future:
             future = Future(task.cancel)  # type: ignore[arg-type]
             task.add_done_callback(lambda done: _copy_outcome(done, future))
@@ -567,16 +570,28 @@ class DHT:
             raise
 
     def _own_loop(self) -> asyncio.AbstractEventLoop:
+        """With the lock."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._run_loop, args=(self._loop,), name="cohive-asyncio", daemon=True).start()
+        return self._loop
+
+    def _end_loop(self) -> None:
+        """When it has begun to close: coroutines that were handed over before are on the loop when that stops."""
         with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run_loop, args=(self._loop,), name="cohive-asyncio", daemon=True).start()
-            return self._loop
+            loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.call_soon_threadsafe(loop.stop)
 
     @staticmethod
     def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:  # other threads wait for their ends
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         loop.close()
 
 

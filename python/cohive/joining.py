@@ -26,10 +26,12 @@ def addresses_for_others(dht: Any) -> List[str]:
 
 def join_line(dht: Any) -> str:
     """The command by which others start this program as a peer of the same swarm: ``INITIAL_PEERS=... python
-    script.py --flags``, with ``-m`` where it was started so. Strategies of Lightning, and a DHT that has
-    ``peers_from_environment=True``, read the variable.
+    script.py --flags``, with ``-m`` where it was started so, and ``python ...`` in a notebook. Strategies of Lightning,
+    and a DHT that has ``peers_from_environment=True``, read the variable.
     """
-    known = bool(sys.argv) and sys.argv[0] not in ("", "-c")
+    # The main module of a notebook has no file, and the arguments are those of its kernel.
+    has_file = hasattr(sys.modules.get("__main__"), "__file__")
+    known = has_file and bool(sys.argv) and sys.argv[0] not in ("", "-c")
     words = [*as_hivemind.program(), *sys.argv[1:]] if known else ["..."]
     python = os.path.basename(sys.executable or "python")
     return f"INITIAL_PEERS={','.join(addresses_for_others(dht))} {shlex.join([python, *words])}"

@@ -120,12 +120,16 @@ def gradients_are_finite(parameters: Iterable[Any]) -> bool:
     return all(bool(torch.isfinite(one).all()) for one in largest)
 
 
-def initialize_optimizer_state_(optimizer: Any) -> None:
-    """Has an optimizer make its state by a step with zero gradients; gradients stay as they were."""
+def initialize_optimizer_state_(optimizer: Any, but: Iterable[Any] = ()) -> None:
+    """Has an optimizer make its state by a step with zero gradients; gradients stay as they were.
+
+    :param but: parameters that take no part in it, as they have no gradient then
+    """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     old_grads = [parameter.grad for parameter in parameters]
+    kept = {id(parameter) for parameter in but}
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = None if id(parameter) in kept else torch.zeros_like(parameter)
     optimizer.step()
     for parameter, grad in zip(parameters, old_grads):
         parameter.grad = grad
@@ -165,6 +169,11 @@ def _on_host(tensor: Any) -> Any:
     return tensor.detach().cpu()
 
 
+def plain(value: Any) -> Any:
+    """A scalar of numpy, such as a rate that a schedule has computed, as a number of Python; all else as it is."""
+    return value.item() if getattr(value, "shape", None) == () else value
+
+
 def dump_optimizer_state(
     optimizer: Any, on_host: Callable[[Any], Any] = _on_host
 ) -> Tuple[List[Dict[str, Any]], List[Any]]:
@@ -176,7 +185,7 @@ def dump_optimizer_state(
             metadata.append(dict(type="tensor", index=len(tensors)))
             tensors.append(on_host(leaf))
         else:
-            metadata.append(dict(type="value", value=leaf))
+            metadata.append(dict(type="value", value=plain(leaf)))
     return metadata, tensors
 
 

@@ -78,6 +78,7 @@ class _Group(MutableMapping[str, Any]):
 
 
 class _OfThread(threading.local):
+    is_inside = False
     raised: Optional[BaseException] = None
     call_handlers: Optional[Callable[[], None]] = None
 
@@ -92,7 +93,8 @@ class _Run:
         self.closed = False
         #: of a GPU, on which the trainer queues its work
         self.stream = 0
-        #: of each thread: what was raised inside of a callback, and what calls the handlers of signals that have come
+        #: of each thread: whether the library has it, what was raised inside of a callback, and what calls the handlers
+        #: of signals that have come
         self.of_thread = _OfThread()
 
     def __del__(self) -> None:
@@ -278,8 +280,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         optimizer: Any,
         params: Optional[Any] = None,
         scheduler: Optional[Any] = None,
-        matchmaking_time: Optional[float] = 15.0,
-        averaging_timeout: Optional[float] = 60.0,
+        matchmaking_time: float = 15.0,
+        averaging_timeout: float = 60.0,
         allreduce_timeout: Optional[float] = None,
         next_chunk_timeout: Optional[float] = None,
         load_state_timeout: float = 600.0,
@@ -335,6 +337,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("outer_lr averages no statistics of the optimizer: leave average_opt_statistics out")
         if fit_my_link and outer_lr is None:
             raise ValueError("fit_my_link is about local steps with an outer optimizer: set outer_lr, too")
+        for name, limit in (("matchmaking_time", matchmaking_time), ("averaging_timeout", averaging_timeout)):
+            if limit is None:  # with hivemind there is no limit then
+                raise ValueError(f"{name}=None: a round has a limit here; give a number of seconds, or leave it out")
         fits_target = fit_my_link and target_batch_size is None
         if not fits_target:
             target_batch_size = number_of_samples(target_batch_size, "target_batch_size")
@@ -505,7 +510,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         )
         self._run.handle = Handle(handle.value)
         _events.close_at_exit(self)
-        self._describe()
+        try:
+            self._describe()
+        except BaseException:  # nobody gets the trainer, which is in the run already
+            self.shutdown()
+            raise
 
     # ---- What the library calls, on this thread
 
@@ -526,7 +535,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _on_load(self, _: Any, metadata: Any, size: int, tensors: Any, count: int, epoch: int) -> int:
         def work() -> bool:
-            told = _msgpack.loads(ctypes.string_at(metadata, size))
+            try:
+                told = _msgpack.loads(ctypes.string_at(metadata, size))
+            except (ValueError, RecursionError):  # a donor may have sent anything
+                told = None
             reason = self._model.load(told, [tensors[at] for at in range(count)])
             if reason:
                 logger.warning("a state is not taken over: %s", reason)
@@ -556,15 +568,32 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         own = self._run.of_thread
         own.raised = None
         with _kept_signals() as own.call_handlers:
-            code = function(*arguments)
-        raised, own.raised = own.raised, None
+            own.is_inside = True
+            try:
+                code = function(*arguments)
+            finally:
+                own.is_inside = False
+            raised, own.raised = own.raised, None  # before handlers, which may call the library again
         if raised is not None:
             raise raised
         check(code)
 
-    def _call(self, function: Any, *arguments: Any) -> None:
+    def _refuse_inside(self) -> None:
+        """Raises RuntimeError where the library has this thread, and what is to be called would need it, too."""
+        if self._run.of_thread.is_inside:
+            raise RuntimeError(
+                "this optimizer is in another call on this thread, from which this one was made: a handler of a signal "
+                "raises, as by sys.exit(), and what saves or shuts down is where that arrives, as in a finally"
+            )
+
+    def _refuse_now(self) -> None:
+        """Raises RuntimeError where no call can be made, before anything has changed."""
+        self._refuse_inside()
         if self._run.handle is None or self._run.closed:
             raise RuntimeError("this optimizer was shut down")
+
+    def _call(self, function: Any, *arguments: Any) -> None:
+        self._refuse_now()
         self._model.wait_for_copies()
         if (stream := self._model.stream()) != self._run.stream:
             check(lib.cohive_trainer_stream(self._run.handle, stream))
@@ -641,6 +670,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         :param batch_size: samples of this batch; default: batch_size_per_step
         :param grad_scaler: whose scale the gradients have
         """
+        self._refuse_now()
         if self.auxiliary and (closure is not None or batch_size is not None):
             raise ValueError("auxiliary peers have no batches: call step() without closure and batch_size")
         loss = None
@@ -720,6 +750,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def average_parameters(self) -> int:
         """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
+        self._refuse_now()
         group = ctypes.c_uint64()
         self._model.exchange()
         self._call(lib.cohive_trainer_average, ctypes.byref(group))
@@ -730,6 +761,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Ends the training together with the peers that end theirs now, or an epoch later; those that go on take no
         part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
         nobody else came. Only shutdown() may follow."""
+        self._refuse_now()
         group = ctypes.c_uint64()
         self._model.exchange()
         self._call(lib.cohive_trainer_finish, ctypes.byref(group))
@@ -820,7 +852,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             rewind(self.scheduler, epoch)
 
     def save_checkpoint(self, path: str) -> None:
-        """Writes the state as a safetensors file."""
+        """Writes the state as a safetensors file: its tensors alone. Where the optimizer keeps plain numbers beside
+        them, as Adafactor keeps its step, state_dict() has these, too."""
+        self._refuse_now()
         self._model.exchange()
         self._call(lib.cohive_trainer_save, str(path).encode())
 
@@ -865,9 +899,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return bool(seen["epoch"] >= seen["global_epoch"] - 1)
 
     def shutdown(self) -> None:
-        """Leaves the run, within shutdown_timeout. Idempotent."""
+        """Leaves the run, within shutdown_timeout. Idempotent. RuntimeError, and nothing done, inside of another call
+        on this thread, as in the handler of a signal."""
         if self._run.handle is None or self._run.closed:
             return
+        self._refuse_inside()
         with contextlib.suppress(RuntimeError):  # its DHT may have been left before
             self._status()
         self._run.closed = True

@@ -1,11 +1,14 @@
 """`python -m cohive.as_hivemind`: scripts of hivemind run with cohive in its place."""
 
+import importlib.metadata
 import os
 import shlex
 import subprocess
 import sys
 
 import pytest
+
+from cohive import _programs
 
 SCRIPT = """
 import sys
@@ -69,6 +72,21 @@ def test_a_script_has_the_modules_beside_it_and_a_log(tmp_path):
     assert "--initial_peers /ip4/127.0.0.1/tcp/1 /ip4/8.8.8.8/tcp/1/p2p/QmPeer" in result.stderr
 
 
+def test_levels_of_the_log_are_those_that_cohive_has(run_python):
+    levels = {"info,dht=debug": 20, "dht=debug,warning": 30, "trace": 5, "OFF": 51, "nonsense": 20, "": 20}
+    result = run_python(
+        "import logging, os\n"
+        "from cohive._like_hivemind import use_hivemind_log_handler\n"
+        f"for given in {list(levels)}:\n"
+        "    os.environ['HIVEMIND_LOGLEVEL'] = given\n"
+        "    logging.getLogger().handlers.clear()\n"
+        "    use_hivemind_log_handler('in_root_logger')\n"
+        "    print(logging.getLogger().level)\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(level) for level in levels.values()]
+
+
 def test_a_module(tmp_path):
     (tmp_path / "trains.py").write_text(SCRIPT)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -124,6 +142,33 @@ def test_the_line_to_join_by_has_the_module_that_was_started(tmp_path, is_module
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     out = subprocess.check_output(command, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
     assert shlex.split(out)[1:] == [os.path.basename(sys.executable), *words, "--flag"]
+
+
+def test_a_notebook_has_no_line_to_join_by(run_python):
+    """Its main module has no file, as here, and the arguments are those of its kernel."""
+    result = run_python(
+        "import cohive, sys\n"
+        "sys.argv = ['/site-packages/ipykernel_launcher.py', '-f', 'kernel.json']\n"
+        "with cohive.DHT(start=True) as dht:\n"
+        "    print(cohive.join_line(dht))\n"
+    )
+    assert result.returncode == 0, result.stderr
+    assert shlex.split(result.stdout)[1:] == [os.path.basename(sys.executable), "..."]
+
+
+def test_a_program_is_found_where_pip_has_put_it(tmp_path, monkeypatch):
+    class File:  # of importlib.metadata
+        name = "cohive-bootstrap"
+        locate = staticmethod(lambda: tmp_path / "cohive-bootstrap")
+
+    (tmp_path / "cohive-bootstrap").touch()
+    called = []
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: [File] if name == "cohive" else None)
+    monkeypatch.setattr(sys, "argv", ["bootstrap.py", "--flag"])
+    monkeypatch.setattr(os, "execv", lambda *given: (called.append(given), sys.exit()))
+    with pytest.raises(SystemExit):
+        _programs.become("cohive-bootstrap")
+    assert called == [(tmp_path / "cohive-bootstrap", ["cohive-bootstrap", "--flag"])]
 
 
 def test_what_it_is_called_with():

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import functools
+import gc
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from cohive import (  # noqa: E402
     TrainingAverager,
     TrainingStateAverager,
     Uniform8BitQuantization,
+    _events,
     get_dht_time,
 )
 
@@ -182,6 +184,21 @@ def test_a_result_that_is_being_written_is_not_cancelled(averagers, monkeypatch)
     assert len(controls[0].result(30)) == len(controls[1].result(30)) == 2
     with first.get_tensors() as tensors:
         assert torch.equal(tensors[0], torch.full((4,), 0.5))
+
+
+def test_an_averager_that_is_dropped_leaves_nothing(swarm):
+    (dht,), before = swarm(1), set(threading.enumerate())
+    averager = DecentralizedAverager([torch.zeros(4)], dht, **QUICK)
+    works = threading.Event()
+    averager._worker.submit(works.set)
+    assert works.wait(20)
+    (worker,) = [one for one in set(threading.enumerate()) - before if one.name == "cohive-averager"]
+    tag, states = averager._tag, _events.hub()._states
+    assert tag in states
+    del averager
+    gc.collect()
+    worker.join(20)
+    assert tag not in states and not worker.is_alive()
 
 
 def test_nobody_is_there(averagers):

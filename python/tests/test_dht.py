@@ -114,6 +114,45 @@ def test_coroutines_run_beside_the_dht(swarm):
         peer.run_coroutine(fails)
 
 
+def test_shutdown_ends_coroutines_that_go_on():
+    peer, begun, cleaned = DHT(start=True), threading.Semaphore(0), []
+
+    async def for_ever(dht, node):
+        begun.release()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(threading.current_thread().name)
+
+    def wait():
+        with pytest.raises(concurrent.futures.CancelledError):
+            peer.run_coroutine(for_ever)
+        cleaned.append("waited")
+
+    waits = threading.Thread(target=wait, daemon=True)
+    waits.start()
+    future = peer.run_coroutine(for_ever, return_future=True)
+    assert begun.acquire(timeout=20) and begun.acquire(timeout=20)
+    peer.shutdown()
+    waits.join(20)
+    with pytest.raises(asyncio.CancelledError):
+        future.result(20)
+    assert sorted(cleaned) == ["cohive-asyncio", "cohive-asyncio", "waited"]
+    with pytest.raises(RuntimeError, match="has left its swarm"):
+        peer.run_coroutine(for_ever)
+
+
+def test_a_coroutine_may_end_its_dht():
+    peer = DHT(start=True)
+
+    async def end(dht, node):
+        await node.shutdown()
+        return "ended"
+
+    assert peer.run_coroutine(end) == "ended" and not peer.is_alive()
+    peer.shutdown()
+
+
 def test_several_records_at_once(swarm):
     peer, other = swarm(2)
 

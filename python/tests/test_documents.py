@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import signal
+import sys
 import threading
 
 import pytest
@@ -62,6 +64,23 @@ def test_training(swarm):
     (block,) = blocks("while optimizer.local_epoch < 2:\n    optimizer.zero_grad")
     names = run_and_learn(block, cohive=cohive, torch=torch, dht=swarm(1)[0])
     assert names["optimizer"].local_epoch == 2
+
+
+def test_saving_when_a_machine_is_taken_back(trainer_alone, tmp_path):
+    torch = pytest.importorskip("torch")
+    (block,) = blocks("a spot machine is taken back")
+    model, path, before = torch.nn.Linear(4, 1), tmp_path / "state.pt", signal.getsignal(signal.SIGTERM)
+    optimizer = trainer_alone(
+        params=model.parameters(), optimizer=torch.optim.AdamW, target_batch_size=64, batch_size_per_step=8
+    )
+    names = dict(signal=signal, sys=sys, torch=torch, model=model, optimizer=optimizer, path=path)
+    try:
+        exec(block, names)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert torch.load(path)["optimizer"]["local_epoch"] == 2
 
 
 def test_local_steps(swarm):

@@ -256,6 +256,42 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
     assert torch.equal(other, from_file) and not torch.equal(other, values)
 
 
+def test_an_optimizer_that_was_used_gets_what_it_lacks(trainer):
+    weights = [model_of(), model_of()]
+    used = torch.optim.Adam(weights, lr=0.1)
+    loss_of(weights[0], 4).backward()
+    used.step()
+    used.zero_grad()
+    assert weights[1] not in used.state
+    before, kept = weights[0].detach().clone(), copy.deepcopy(used.state[weights[0]])
+    optimizer = trainer(optimizer=used)
+    assert torch.equal(weights[0], before) and torch.equal(weights[1], model_of())
+    assert all(torch.equal(used.state[weights[0]][name], value) for name, value in kept.items())
+    assert torch.equal(used.state[weights[1]]["exp_avg"], torch.zeros_like(before))
+    (loss_of(weights[0], 16) + loss_of(weights[1], 16)).backward()
+    optimizer.step(batch_size=16)
+    assert optimizer.local_epoch == 1 and not torch.equal(weights[1], model_of())
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, OwnAdam], ids=["of the library", "of the user's"])
+def test_a_state_that_lacks_a_parameter_begins_it_with_zeros(trainer, kind):
+    others, weights = [model_of(), model_of()], [model_of(), model_of()]
+    other = torch.optim.Adam(others, lr=0.1)
+    loss_of(others[0], 4).backward()
+    other.step()
+    other.zero_grad()
+    optimizer = trainer(params=weights, optimizer=functools.partial(kind, lr=0.1))
+    with torch.no_grad():
+        weights[0].copy_(others[0])
+    optimizer.load_state_dict(copy.deepcopy(other.state_dict()))
+    for models, one, told in ((others, other, {}), (weights, optimizer, dict(batch_size=16))):
+        (loss_of(models[0], 16) + loss_of(models[1], 16)).backward()
+        one.step(**told)
+    assert optimizer.local_epoch == 1 and optimizer.opt.state[optimizer._model.stepped[1]]["step"] == 1
+    for one, model in zip(weights, others):
+        assert torch.allclose(one, model, atol=1e-6)
+
+
 def sequential(optimizer):
     parts = [lambda epoch: 0.5**epoch, lambda epoch: 0.5 ** (epoch + 2)]
     parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, one) for one in parts]
@@ -423,6 +459,48 @@ def test_who_shares_no_state_is_asked_for_none(swarm, caplog):
     assert second.local_epoch == 0 and torch.equal(new, model_of(7.0))
     first.shutdown()
     second.shutdown()
+
+
+class Counting(torch.optim.SGD):
+    """One that keeps a number of Python beside its tensors, as Adafactor of transformers does."""
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for one in self.param_groups[0]["params"]:
+            self.state[one]["taken"] = self.state[one].get("taken", 0) + 1
+        return loss
+
+
+def test_a_newcomer_takes_the_numbers_that_an_optimizer_keeps(swarm):
+    make = functools.partial(Counting, lr=0.1, momentum=0.9)
+    options = dict(QUICK, target_batch_size=16, optimizer=make, delay_state_averaging=False)
+    old, new = model_of(), model_of(7.0)
+    peers = swarm(2)
+    first = Optimizer(dht=peers[0], params=[old], **options)
+    train_alone(first, old)
+    second = Optimizer(dht=peers[1], params=[new], **options)
+    end = time.monotonic() + PATIENCE
+    while second.local_epoch < 3 and time.monotonic() < end:
+        second.load_state_from_peers()
+        time.sleep(0.1)
+    assert second.local_epoch == 3 and torch.equal(new, old)
+    assert statistics_of(second)["taken"] == statistics_of(first)["taken"] == 4
+    first.shutdown()
+    second.shutdown()
+
+
+def test_numbers_of_another_state_are_not_taken(trainer):
+    optimizer = trainer(params=[model_of()], optimizer=functools.partial(Counting, lr=0.1, momentum=0.9))
+    *settings, buffer, taken = optimizer._current_state()[0]["optimizer_metadata"]
+    assert (buffer["type"], taken) == ("tensor", dict(type="value", value=1))
+    wrong = [None, 5, "state", {}, [], [taken], [taken, buffer], [None, taken], [buffer, dict(type="value")]]
+    values = (float("nan"), float("inf"), 2.5, True, None, "2", b"", [2], {"a": 2}, (2,))
+    for told in [*wrong, *([*settings, buffer, dict(taken, value=value)] for value in values)]:
+        optimizer._model._load_numbers(told)
+        assert statistics_of(optimizer)["taken"] == 1, told
+    for value, told in ((7, settings), (8, settings[1:])):  # settings depend on the release of torch
+        optimizer._model._load_numbers([*told, buffer, dict(taken, value=value)])
+        assert statistics_of(optimizer)["taken"] == value
 
 
 def test_a_newcomer_takes_the_state(swarm):
@@ -731,6 +809,27 @@ def test_a_wait_goes_on_after_a_handler_that_returns(trainer, signalled):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
+def test_a_handler_of_a_signal_leaves_the_call_that_it_has_interrupted_alone(trainer, signalled, tmp_path):
+    optimizer = trainer(params=[model_of()], optimizer=SGD, matchmaking_time=3)
+    path, refused = tmp_path / "state.safetensors", []
+
+    def save_and_end(*_):
+        calls = (optimizer.save_checkpoint, optimizer.step, optimizer.average_parameters)
+        for call in (*calls, optimizer.state_dict, optimizer.shutdown):
+            with pytest.raises(RuntimeError, match="a handler of a signal raises, as by sys.exit"):
+                call(*([path] if call == optimizer.save_checkpoint else []))
+            refused.append(call)
+        sys.exit("told to end")
+
+    signalled(signal.SIGTERM, save_and_end)
+    with pytest.raises(SystemExit):
+        optimizer.average_parameters()
+    assert len(refused) == 5 and optimizer.is_alive() and not path.exists()
+    optimizer.save_checkpoint(path)
+    optimizer.shutdown()
+    assert path.exists() and not optimizer.is_alive()
+
+
 BAD = {
     "unknown in averager_opts": (dict(averager_opts=dict(request_timeot=1.0)), "did you mean request_timeout"),
     "delays": (dict(delay_grad_averaging=True, delay_optimizer_step=False), "delay_grad_averaging requires"),
@@ -772,6 +871,8 @@ BAD = {
     "auxiliary with batches": (dict(auxiliary=True, batch_size_per_step=1), "Auxiliary"),
     "client and auxiliary": (dict(auxiliary=True, client_mode=True), "client_mode"),
     "matchmaking": (dict(matchmaking_time=0), "matchmaking_time"),
+    "matchmaking without a limit": (dict(matchmaking_time=None), "matchmaking_time=None: a round has a limit"),
+    "rounds without a limit": (dict(averaging_timeout=None), "averaging_timeout=None: a round has a limit"),
     "name": (dict(run_id="a/b\n"), "run_id"),
     "factory": (dict(grad_averager_factory=lambda **_: None), "PowerSGDGradientAverager"),
     "factory without rank": (dict(grad_averager_factory=cohive.PowerSGDGradientAverager), "averager_rank"),
@@ -797,6 +898,15 @@ def test_bad_options_get_a_sentence(swarm, case):
     assert torch.equal(weight, model_of()) and weight.grad is None
 
 
+def test_a_trainer_that_cannot_be_described_leaves_the_run(swarm, monkeypatch):
+    ended, shutdown = [], Optimizer.shutdown
+    monkeypatch.setattr(Optimizer, "shutdown", lambda self: (shutdown(self), ended.append(self)))
+    groups = [dict(params=[model_of()], note={"no", "value"})]
+    with pytest.raises(TypeError, match="'set'"):
+        Optimizer(dht=swarm(1)[0], params=groups, optimizer=SGD, target_batch_size=16, **QUICK)
+    assert len(ended) == 1 and not ended[0].is_alive()
+
+
 def test_bad_calls_get_a_sentence(trainer):
     weight = model_of()
     optimizer = trainer(params=[weight], optimizer=SGD)
@@ -820,6 +930,19 @@ def test_numbers_of_numpy_are_numbers(trainer_alone):
     loss_of(weight, 16).backward()
     optimizer.step(batch_size=numpy.int64(16))
     assert optimizer.local_epoch == 1 and type(optimizer.target_batch_size) is int
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["sgd", "a class of the user's"])
+def test_rates_of_numpy_are_rates(trainer, kind, name):
+    numpy = pytest.importorskip("numpy", reason="no numpy here")
+    number = getattr(numpy, name)
+    schedule = functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: number(0.5) ** epoch)
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS[kind], scheduler=schedule)
+    optimizer.param_groups[0]["lr"] = number(0.1)
+    train_alone(optimizer, weight, epochs=2)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.complex64])

@@ -83,14 +83,10 @@ void CallerModel::check(const Layout& layout) const {
 
 void CallerModel::describe(Layout layout) {
   check(layout);
+  const std::lock_guard copying(copying_);
   const std::lock_guard lock(described_);
   layout_ = std::move(layout);
   has_layout_ = true;
-}
-
-Layout CallerModel::layout() const {
-  const std::lock_guard lock(described_);
-  return layout_;
 }
 
 optim::Options CallerModel::options(std::size_t parameter) {
@@ -246,15 +242,16 @@ void CallerModel::publish() {
 // ---- The state as a whole
 
 std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoch) {
-  if (!has_layout_) return std::nullopt;
-  const auto described = layout();
-  averaging::SharedState state;
-  auto metadata = described.metadata;
-  metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
-  state.metadata = std::move(metadata);
+  std::optional<averaging::SharedState> copied;
   change([&] {
+    const std::lock_guard copying(copying_);  // the caller frees the memory of a layout after describe()
+    if (!has_layout_) return;
+    auto& state = copied.emplace();
+    auto metadata = layout_.metadata;
+    metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
+    state.metadata = std::move(metadata);
     std::vector<Gpu::Download> downloads;
-    for (const auto& part : described.parts) {
+    for (const auto& part : layout_.parts) {
       const auto* from = part.data;
       if (part.parameter) from = reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data());
       auto tensor = part.described;
@@ -271,7 +268,7 @@ std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoc
     }
     if (gpu_) gpu_->read(downloads);
   });
-  return state;
+  return copied;
 }
 
 Task<std::optional<averaging::SharedState>> CallerModel::snapshot(std::uint64_t epoch) {

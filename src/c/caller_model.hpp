@@ -16,7 +16,7 @@ namespace cohive::c {
 
 /// The caller describes its state by a layout, anew whenever that has changed.
 struct Layout {
-  /// A tensor of the state, in memory that lives as long as the model.
+  /// A tensor of the state, in memory that lives until the next layout has been described.
   struct Part {
     codec::Tensor described;  ///< without values
     const std::uint8_t* data = nullptr;
@@ -62,7 +62,8 @@ class CallerModel : public train::BufferReplica {
 
   // ---- The trainer's thread
 
-  /// Takes over what was described. Throws what becomes COHIVE_INVALID_ARGUMENT for a layout that does not fit.
+  /// Takes over what was described; when it returns, nothing reads the memory of the layout before. Throws what becomes
+  /// COHIVE_INVALID_ARGUMENT for a layout that does not fit.
   void describe(Layout layout);
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
   /// reads them any more, but for buffers that are used again.
@@ -107,7 +108,6 @@ class CallerModel : public train::BufferReplica {
   Sums ask_for_sums() const;
   void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
   void check(const Layout& layout) const;
-  Layout layout() const;
   std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
   Task<void> copy_beside();
   bool is_in_place(const CallerArrays::Beside& one, train::ParameterRound how) const {
@@ -119,7 +119,11 @@ class CallerModel : public train::BufferReplica {
   const CallerWays ways_;
   const std::shared_ptr<Gpu> gpu_;
   std::vector<CallerArrays::Beside> beside_;
-  mutable std::mutex described_;
+  // Locks are taken in this order: stepping_ of the base, with which callbacks run inside of change(), copying_, and
+  // described_. A callback may call describe(): nobody who holds copying_ waits for stepping_, or for the trainer's
+  // thread.
+  std::mutex copying_;    // the memory that the layout points to is read
+  std::mutex described_;  // the layout is read; who changes it has both
   Layout layout_;
   bool has_layout_ = false;
   // Copies of what the trainer may change while it is averaged.

@@ -1,7 +1,9 @@
 // A group that has averaged meets again: how long that takes, who gets in, and what absentees cost.
 #include <algorithm>
+#include <deque>
 
 #include "averaging_fixture.hpp"
+#include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
 namespace {
@@ -198,12 +200,65 @@ TEST_P(GuidedNewcomers, AreInTheNextGroup) {
   const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : (leader + 1) % 3)}};
   swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
   swarm.pass(1s);
+  if (!GetParam().by_leader) peers[3]->dht->host().disconnect(id(leader));
   const auto round = average({{3, 0ms, guided}, {0, 450ms}, {1, 450ms}, {2, 450ms}});
   expect_group_of(round.results, 4);
   EXPECT_LE(round.wait, kTwoRoundTrips);
   const auto next = average_all();
   expect_group_of(next.results, 4);
   EXPECT_LE(next.wait, kTwoRoundTrips) << "it belongs to them now";
+}
+
+/// Keeps all requests to join, and never leads.
+class Keeper {
+ public:
+  explicit Keeper(Dht& dht) : dht_(dht), server_(dht.host()) {
+    server_.add_streaming("test::DecentralizedAverager.rpc_join_group",
+                          [this](rpc::ServerStream& stream) { return keep(*this, stream); });
+  }
+  std::size_t kept = 0;
+
+ private:
+  static Task<Result<>> keep(Keeper& self, rpc::ServerStream& stream) {
+    proto::MessageFromLeader later;
+    later.set_code(proto::NO_CODE);
+    (void)co_await stream.send(as_bytes(later.SerializeAsString()), self.dht_.runtime().after(1s));
+    ++self.kept;
+    co_await self.dht_.runtime().sleep_for(1h);
+    co_return ok();
+  }
+  Dht& dht_;
+  rpc::Server server_;
+};
+
+TEST_P(GuidedNewcomers, FindTheirGroupBesideOneThatKeepsThemInVain) {
+  has_hostile_peers = true;
+  const std::size_t leader = meet();
+  auto options = quick();
+  options.mode = GetParam().mode;
+  add(options);
+  std::deque<Keeper> keepers;
+  RoundOptions guided{.timeout = 30s};
+  for (std::size_t i = 0; i < 3; ++i) {
+    keepers.emplace_back(*join().dht);
+    guided.others.push_back(id(4 + i));
+  }
+  guided.others.push_back(id(GetParam().by_leader ? leader : (leader + 1) % 3));
+  for (const PeerId& other : guided.others)
+    ASSERT_TRUE(swarm.run(peers[3]->dht->host().connect(other, swarm.runtime().after(5s))));
+  swarm.pass(1s);
+  std::optional<Result<RoundReport>> joined;
+  TaskGroup group(swarm.runtime());
+  group.spawn(keep_result(*peers[3]->averager, guided, joined));
+  const TimePoint began = swarm.runtime().now();
+  while (!joined && swarm.runtime().now() < began + 30s) {
+    EXPECT_LE(average({{0}, {1}, {2}}).wait, 1s) << "nobody waits for one that is kept elsewhere";
+    swarm.pass(500ms);
+  }
+  EXPECT_GT(keepers[0].kept, 0u);
+  ASSERT_TRUE(joined && *joined);
+  EXPECT_EQ((*joined)->group.size(), 4u);
+  EXPECT_LE(swarm.runtime().now() - began, 10s);
 }
 
 /// A free key must not slow a run down, round after round.
@@ -226,6 +281,33 @@ TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
     const auto round = average({{0}, {1}, {2}});
     for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
     slow += round.wait > kTwoRoundTrips;
+  }
+  EXPECT_LE(slow, 3u);
+}
+
+TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyJoinAndLeave) {
+  const std::size_t leader = meet(), last = (leader + 1) % 3;
+  auto options = quick();
+  options.mode = GetParam().mode;
+  add(options);
+  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : last)}};
+  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
+  swarm.pass(1s);
+  const auto leave_soon = [](Runtime& runtime, Round round) -> Task<void> {
+    co_await runtime.sleep_for(500ms);
+    round.cancel();
+  };
+  std::size_t slow = 0;
+  for (int i = 0; i < 10; ++i) {
+    TaskGroup group(swarm.runtime());
+    group.spawn(leave_soon(swarm.runtime(), peers[3]->averager->begin(guided)));
+    swarm.pass(200ms);
+    std::vector<Start> starts;
+    for (std::size_t k = 0; k < 3; ++k) starts.push_back({k, k == last ? 700ms : 0ms});
+    const auto round = average(starts);
+    for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
+    slow += round.wait > kTwoRoundTrips;
+    swarm.pass(200ms);
   }
   EXPECT_LE(slow, 3u);
 }

@@ -108,6 +108,17 @@ struct AddingModel : Model {
   bool is_lost = false;
 };
 
+/// A model whose state is described anew in each step, as that of an optimizer that replaces its tensors.
+struct DescribingModel : Model {
+  DescribingModel() : Model(1) { calls.step = describe_and_step; }
+  static std::int32_t describe_and_step(void* context, float* const* gradients, std::uint64_t epoch) {
+    auto& self = static_cast<DescribingModel&>(*static_cast<Model*>(context));
+    EXPECT_EQ(self.trainer->describe(), COHIVE_OK) << cohive_last_error();
+    return step(context, gradients, epoch);
+  }
+  TrainerOwner* trainer = nullptr;
+};
+
 class CTrainer : public testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Steps, CTrainer, testing::Bool(),
                          [](const auto& native) { return native.param ? "OfTheLibrary" : "OfTheCaller"; });
@@ -177,6 +188,17 @@ TEST_P(CTrainer, ANewcomerTakesTheState) {
     ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
   EXPECT_EQ(theirs.loaded, 1u);
   EXPECT_EQ(theirs.values, ours.values);
+}
+
+TEST(CTrainerSteps, TheStateIsDescribedInsideOfThem) {
+  for (const auto* more : {"", R"(, "use_local_updates": true)"}) {
+    SwarmOwner swarm(kAlone);
+    DescribingModel model;
+    TrainerOwner trainer(swarm.handle, model, more);
+    model.trainer = &trainer;
+    (void)trainer.step(1, 16);
+    EXPECT_EQ(model.steps, 1);
+  }
 }
 
 TEST(CTrainerFaults, AStepThatFailsIsTheErrorOfItsCall) {

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 import unittest
+import unittest.mock
 from pathlib import Path
 
 TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
@@ -48,6 +49,21 @@ class PaceOfASoak(unittest.TestCase):
         _, found = paced([50, 60], slow=[(50, 90)]).back_after()
         self.assertEqual(found[0][0], 10)
         self.assertGreater(found[1][0], soak.BACK_WITHIN)
+
+    def test_clients_that_are_alone_at_work_are_no_slower_run(self):
+        with unittest.mock.patch.object(soak.time, "monotonic") as clock:
+            clock.return_value = 1000
+            pace, epochs = soak.Pace(), 0
+            for second in range(200):
+                clock.return_value = 1000 + second
+                alone = 50 < second <= 80
+                if second == 50:
+                    pace.trouble("the last that can be dialled is killed")
+                pace.note(epochs, TRAINERS, can_meet=not alone)
+                epochs += 0 if alone else USUAL * TRAINERS
+        usual, found = pace.back_after()
+        self.assertAlmostEqual(usual, USUAL)
+        self.assertLessEqual(found[0][0], soak.PACE_OVER)
 
     def test_a_run_that_never_comes_back_is_told(self):
         _, found = paced([150], slow=[(150, 200)]).back_after()

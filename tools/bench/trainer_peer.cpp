@@ -75,13 +75,14 @@ int run(const Options& options) {
   for (std::int64_t i = 0; i < options.tensors; ++i)
     parameters.push_back(torch::zeros({options.rows, options.columns}).requires_grad_());
   const auto bytes = static_cast<double>(options.tensors * options.rows * options.columns) * sizeof(float);
-  const double alone = loop_alone(options, parameters, 1);
+  const double alone = options.until_killed ? 0 : loop_alone(options, parameters, 1);
 
   cohive::Swarm swarm(options.swarm);
   cohive::Optimizer optimizer(
       swarm, {torch::optim::OptimizerParamGroup(parameters)},
       [&](auto groups) { return make_optimizer(options, std::move(groups)); }, options.optimizer);
-  std::cout << nlohmann::json{{"initial_peers", swarm.visible_addresses()}}.dump() << std::endl;
+  std::cout << nlohmann::json{{"initial_peers", swarm.visible_addresses()}, {"empty_bytes", before}}.dump()
+            << std::endl;
   std::cin.get();
 
   std::vector<double> plain, ends, epochs, lost;  // seconds: of calls, of epochs, in calls per epoch
@@ -97,7 +98,7 @@ int run(const Options& options) {
     in_calls += took;
     (report.epoch_changed ? ends : plain).push_back(took);
     if (options.until_killed && (report.epoch_changed || report.loaded_state)) {
-      std::cout << "epoch " << report.epoch << std::endl;
+      std::cout << (report.epoch_changed ? "epoch " : "caught up: epoch ") << report.epoch << std::endl;
     } else if (report.epoch_changed) {
       groups.push_back(report.grad_group);
       lost.push_back(std::exchange(in_calls, 0));

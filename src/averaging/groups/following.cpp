@@ -92,7 +92,7 @@ Task<std::optional<Group>> Search::request_to_join(PeerId peer, double expiratio
   if (!sent) co_return failed(JoinOutcome::unreachable, sent.error().message());
   auto message = co_await receive_from_leader(**call, first_reply);
   if (message && message->code() == proto::NO_CODE && hold > 0s) {
-    standing_ = Standing::held;
+    if (context_.known.leader() == peer) standing_ = Standing::held;
     const auto freed = on_exit([this] { standing_ = Standing::free; });
     lock.release();  // peers that join us meanwhile come along
     message = co_await await_leader(host, **call, runtime_.after(hold + answer_time), options_.request_timeout);

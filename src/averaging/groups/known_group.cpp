@@ -7,19 +7,20 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
-constexpr std::size_t kMostInVain = 3;     // that a newcomer is waited for though it asked and did not come
-constexpr std::size_t kMaxLeft = 4096;     // remembered
-constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
-constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
+constexpr std::size_t kOftenInVain = 3;    // that a newcomer is waited for though it asked and did not come
+constexpr Duration kFirstInVainPause = 1min, kLongestInVainPause = 1h;  // until it is waited for again
+constexpr std::size_t kMaxLeft = 4096;                                  // remembered
+constexpr std::size_t kFewestForged = 3;  // honest members may be lost before they ever came, but hardly so many
+constexpr Duration kStale = 5s;           // that a declaration is found after it was taken back
 
 }  // namespace
 
-void KnownGroup::found(const Group& group, bool reforms) {
+void KnownGroup::found(const Group& group, bool reforms, TimePoint now) {
   last_members_.clear();
   last_leader_ = group.leader;
-  searched();
+  for (const Member& member : group.members) came(member.peer);
+  searched(now);
   for (const Member& member : group.members) {
-    came(member.peer);
     if (member.peer != own_) last_members_.insert(member.peer);
   }
   reforming_.reset();
@@ -68,17 +69,21 @@ std::vector<PeerId> KnownGroup::counterparts() const {
   return others;
 }
 
-void KnownGroup::asked(const PeerId& peer) {
+void KnownGroup::asked(const PeerId& peer, TimePoint now) {
   left_.erase(peer);
-  if (const auto before = in_vain_.find(peer);
-      before != in_vain_.end() && before->second.times < kMostInVain)
+  if (const auto before = in_vain_.find(peer); before != in_vain_.end() && now >= before->second.over)
     before->second.asks_again = true;
 }
 
-void KnownGroup::searched() {
+void KnownGroup::searched(TimePoint now) {
   if (in_vain_.size() + newcomers_.size() > kMaxLeft) in_vain_.clear();
-  for (const PeerId& peer : newcomers_)
-    if (!came_.contains(peer)) in_vain_[peer] = {.times = in_vain_[peer].times + 1};
+  for (const PeerId& peer : newcomers_) {
+    if (came_.contains(peer)) continue;
+    InVain& record = in_vain_[peer];
+    const auto doublings = std::min<std::size_t>(record.times, 10) - std::min(record.times, kOftenInVain - 1);
+    const Duration pause = std::min<Duration>(kFirstInVainPause * (1 << doublings), kLongestInVainPause);
+    record = {.times = record.times + 1, .over = record.times + 1 < kOftenInVain ? now : now + pause};
+  }
   newcomers_.clear();
   came_.clear();
 }
@@ -87,10 +92,8 @@ void KnownGroup::met(const PeerId& peer) {
   if (!reforming_ || peer == own_ || reforming_->members.contains(peer)) return;
   if (const auto before = in_vain_.find(peer); before != in_vain_.end() && !before->second.asks_again) return;
   if (has_left(peer)) return;
-  if (is_full())
-    forget();  // full groups mix
-  else if (is_led_here() && newcomers_.size() < kMaxNewcomers)
-    newcomers_.insert(peer);
+  if ((is_led_here() || is_full()) && newcomers_.size() < kMaxNewcomers) newcomers_.insert(peer);
+  if (is_full()) forget();  // full groups mix
 }
 
 void KnownGroup::left(const PeerId& peer, TimePoint now) {

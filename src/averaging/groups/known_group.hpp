@@ -6,9 +6,9 @@
 // When the leader's process has ended, the first of the remaining members in the order of their ids leads: all know the
 // same members, so they meet there.
 // Only groups whose members all do so; with a Python peer among them groups form as ever. A member that does not come
-// is waited for until the earliest declaration among those present runs out, as ever. Newcomers declare themselves in
-// the DHT; the leader sees them there or refuses their request while it is not looking, and waits for them the next
-// time. Groups with bits draw new ones after every round and never re-form.
+// is waited for until the earliest declaration among those present runs out, as ever. Newcomers ask a member that they
+// know, or declare themselves in the DHT; the leader keeps their request while it is not looking, or sees them there,
+// and waits for them the next time. Groups with bits draw new ones after every round and never re-form.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ class KnownGroup {
       : own_(own), target_size_(target_size), reputation_(reputation) {}
 
   /// A group was found. \param reforms  all its members remember it
-  void found(const Group& group, bool reforms);
+  void found(const Group& group, bool reforms, TimePoint now);
   /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their
   /// part were never in a round with us, did not come, and cannot be reached. Such a group is forgotten.
   std::optional<PeerId> round_ended(const RoundEnd& end);
@@ -76,8 +76,8 @@ class KnownGroup {
   /// It averages no more. \param now  to know later how fresh that is
   void left(const PeerId& peer, TimePoint now);
   /// It asks for a group, so that it is here again.
-  void asked(const PeerId& peer);
-  /// It is in our group, or on its way.
+  void asked(const PeerId& peer, TimePoint now);
+  /// It is in our group, or waits with us for one.
   void came(const PeerId& peer) {
     left_.erase(peer);
     in_vain_.erase(peer);
@@ -85,8 +85,8 @@ class KnownGroup {
   }
   void declared(const PeerId& peer, TimePoint now);
   /// A search is over: the newcomers so far were waited for once. Those that have not come, and may not exist, are not
-  /// waited for again until they ask for a group, and a few times only.
-  void searched();
+  /// waited for again until they ask for a group; after a few times in vain, ever more seldom.
+  void searched(TimePoint now);
 
   bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }
   bool was_lost(const PeerId& peer) const { return lost_.contains(peer); }
@@ -110,6 +110,7 @@ class KnownGroup {
   };
   struct InVain {
     std::size_t times = 0;
+    TimePoint over{};  // until then its asking changes nothing
     bool asks_again = false;
   };
   bool is_forged(const RoundEnd& end) const;

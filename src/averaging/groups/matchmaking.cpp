@@ -16,10 +16,11 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxJoinRequest = 1 << 20;
-constexpr Duration kLongestHold = 60s;   // that we keep a request
-constexpr std::size_t kMostHeld = 256;   // requests, when newcomers are no longer welcome
-constexpr std::size_t kGroupsApart = 3;  // in a row, of half of those that are expected or fewer
-constexpr Duration kWary = 10min;        // after a leader that made up members: the next one may be the same
+constexpr Duration kLongestHold = 60s;           // that we keep a request
+constexpr std::size_t kMostHeld = 256;           // requests, when newcomers are no longer welcome
+constexpr std::size_t kLargeRequest = 64 << 10;  // that is not kept for a newcomer
+constexpr std::size_t kGroupsApart = 3;          // in a row, of half of those that are expected or fewer
+constexpr Duration kWary = 10min;                // after a leader that made up members: the next one may be the same
 
 double seconds_at(Runtime& runtime, Deadline deadline) {
   return deadline.is_never() ? std::numeric_limits<double>::infinity()
@@ -126,11 +127,14 @@ void Matchmaking::leave() {
 
 Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   const PeerId peer = stream.peer();
-  auto received = co_await stream.receive(context_.runtime.after(context_.finder.options.request_timeout));
   proto::JoinRequest request;
-  if (!received || !*received || (*received)->size() > kMaxJoinRequest || !parse_bounded(request, (*received)->view()))
-    co_return Error(cohive::Errc::malformed, peer, "join request");
-  context_.known.asked(peer);
+  {
+    const auto received = co_await stream.receive(context_.runtime.after(context_.finder.options.request_timeout));
+    if (!received || !*received || (*received)->size() > kMaxJoinRequest ||
+        !parse_bounded(request, (*received)->view()))
+      co_return Error(cohive::Errc::malformed, peer, "join request");
+  }
+  context_.known.asked(peer, context_.runtime.now());
   const std::string& key = request.group_key();
   const bool may_come = key == context_.keys.text() || context_.keys.is_of_last(key);
   if (request.hold_ms() > 0 && may_come) {
@@ -170,7 +174,6 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
   follower = std::move(*made);
   joined = search_;
   joined->add(follower);
-  context_.known.came(stream.peer());
   auto accepted = co_await send(stream, message_of(proto::ACCEPTED), context_.runtime.after(patience));
   if (accepted) joined->assemble_if_complete();
   co_return accepted;
@@ -202,22 +205,22 @@ bool Matchmaking::fits(const proto::JoinRequest& request) const {
 /// Tells whether a newcomer's request is kept for the next group, which it may join where it is led here.
 bool Matchmaking::welcomes(const PeerId& newcomer, const proto::JoinRequest& request) {
   if (!context_.known.is_led_here() || !fits(request) || !context_.admits(newcomer)) return false;
-  if (held_.contains(newcomer) || held_.size() >= kMostHeld) return false;
+  if (held_.contains(newcomer) || held_.size() >= kMostHeld || request.ByteSizeLong() > kLargeRequest) return false;
   context_.met(newcomer);
   return context_.known.is_led_here();  // a full group does not meet again
 }
 
-/// Where a newcomer finds the group that it asks for; nothing where it may join one here.
+/// Where a newcomer finds the group that it asks for; nothing where it may join one here. Peers whose group has not met
+/// find each other in the DHT: who joins the first one that it meets divides them.
 std::optional<proto::MessageFromLeader> Matchmaking::guidance(const PeerId& newcomer) const {
   const auto leader = context_.known.leader();
-  if (leader && *leader != context_.own() && *leader != newcomer) {
-    auto elsewhere = message_of(proto::NOT_A_LEADER);
-    elsewhere.set_suggested_leader(leader->binary());
-    return elsewhere;
-  }
-  // The peer that we are asking may be asking us: neither would answer.
-  if (context_.lock.available() == 0) return message_of(proto::NOT_LOOKING_FOR_GROUP);
-  return std::nullopt;
+  if (leader == context_.own() || (search_ && search_->leader())) return std::nullopt;
+  const bool looks_elsewhere = ready() && !search_->is_held();
+  if (!leader || looks_elsewhere || context_.finder.dht.doubts(*leader) || *leader == newcomer)
+    return message_of(proto::NOT_LOOKING_FOR_GROUP);
+  auto elsewhere = message_of(proto::NOT_A_LEADER);
+  elsewhere.set_suggested_leader(leader->binary());
+  return elsewhere;
 }
 
 /// Keeps a request until we look for a group ourselves. Those of members of the known group end all with the first, so

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/combine.hpp"
@@ -64,7 +65,7 @@ void SearchContext::keep_to_dictionary() {
 }
 
 void SearchContext::remember(const Group& group, bool reforms) {
-  known.found(group, reforms && keys.reforms());
+  known.found(group, reforms && keys.reforms(), runtime.now());
   std::set<PeerId> members;
   for (const Member& member : group.members) members.insert(member.peer);
   // In a divided run a stranger costs one group, and most peers are strangers.
@@ -76,7 +77,7 @@ void SearchContext::remember(const Group& group, bool reforms) {
 void SearchContext::meet(const std::vector<Member>& members) {
   const auto leads = [](const Member& member) { return member.mode == PeerMode::node; };
   if (const auto leader = std::ranges::find_if(members, leads); leader != members.end())
-    known.found({.members = members, .leader = leader->peer}, keys.reforms());
+    known.found({.members = members, .leader = leader->peer}, keys.reforms(), runtime.now());
 }
 
 void SearchContext::begin_search() {
@@ -176,7 +177,8 @@ Search::~Search() {
 void Search::end() {
   if (std::exchange(ended_, true)) return;
   tasks_.cancel();
-  if (!found_) context_.known.searched();
+  for (const auto& [peer, follower] : followers_.followers()) context_.known.came(peer);
+  if (!found_) context_.known.searched(runtime_.now());
   followers_.disband();  // but for followers that have a group
   if (declared_) context_.background.spawn(undeclare(context_, *declared_), "undeclare");
   declared_.reset();
@@ -201,7 +203,7 @@ Task<Result<Group>> Search::run(Deadline deadline) {
     if (next->kind == Next::Kind::known_leader) {
       co_await join_known_group(next->candidate.peer, deadline);
     } else if (next->kind == Next::Kind::guide) {
-      co_await join_through(next->candidate.peer, deadline);
+      co_await join_through(next->candidate.peer);
     } else if (next->kind == Next::Kind::ask) {
       co_await follow(next->candidate.peer, declared_ ? declared_->expiration : expiration_from_now());
     } else {  // our own declaration has run out: lead, if any peer follows
@@ -231,51 +233,69 @@ Task<void> Search::join_known_group(PeerId leader, Deadline deadline) {
   asked_leaders_.insert(leader);
   const double expiration = expiration_from_now();
   co_await race(runtime_, follow(leader, expiration, time_to_hold(expiration)), until_deposed(*this, leader));
-  co_await assemble_whoever_came(deadline);
-}
-
-/// Makes a group of the peers that came while our request was held.
-Task<void> Search::assemble_whoever_came(Deadline deadline) {
   if (found_) co_return;
   const auto lock = co_await context_.lock.lock(deadline);
-  if (lock && complete()) assemble();
+  if (lock && complete()) assemble();  // of the peers that came while our request was held
 }
 
-/// A peer that averages under our key and may be in a group that meets again. Few are asked, and from time to time.
+/// A peer that averages under our key and may be in a group that meets again, unless leaders are to be asked first that
+/// were found in the DHT since the last one: guides may keep our requests in vain.
 std::optional<PeerId> Search::unasked_guide() const {
   const TimePoint lately = runtime_.now() - options_.min_matchmaking_time;
-  const auto is_asked = [lately](const auto& one) { return one.second > lately; };
-  if (!context_.keys.reforms() || context_.known.leader() ||
-      static_cast<std::size_t>(std::ranges::count_if(asked_guides_, is_asked)) >= kMostGuides)
+  const auto asked_lately =
+      std::ranges::count_if(asked_guides_, [&](const auto& one) { return one.second.last > lately; });
+  if (!context_.keys.reforms() || context_.known.leader() || static_cast<std::size_t>(asked_lately) >= kMostGuides)
     return std::nullopt;
-  const auto may_guide = [&](const PeerId& peer) {
-    const auto asked = asked_guides_.find(peer);
-    return peer != context_.own() && context_.finder.dht.host().runs_cohive(peer) && context_.may_lead(peer) &&
-           (asked == asked_guides_.end() || !is_asked(*asked)) && !context_.known.has_left(peer) &&
-           !context_.finder.dht.doubts(peer) && !followers_.contains(peer);
-  };
-  std::optional<PeerId> stranger;
+  std::optional<PeerId> best;
+  std::pair<std::size_t, bool> least{};  // times that it was asked; a stranger
   for (const auto* peers : {&not_looking_, &plan_.others})
     for (const PeerId& peer : *peers) {
-      if (!may_guide(peer)) continue;
-      if (context_.reputation.has_history(peer)) return peer;
-      if (!stranger) stranger = peer;
+      if (!may_be_guide(peer) || !context_.finder.dht.host().runs_cohive(peer)) continue;
+      const auto asked = asked_guides_.find(peer);
+      const std::pair cost{asked == asked_guides_.end() ? 0 : asked->second.times,
+                           !context_.reputation.has_history(peer)};
+      if (!best || cost < least) std::tie(best, least) = std::pair(peer, cost);
     }
-  return stranger;
+  return best;
 }
 
-/// Asks a peer for the next group of its own: it keeps our request where it leads, or sends us to its leader.
-Task<void> Search::join_through(PeerId guide, Deadline deadline) {
-  asked_guides_[guide] = runtime_.now();
+bool Search::may_be_guide(const PeerId& peer) const {
+  const Dht& dht = context_.finder.dht;
+  const auto asked = asked_guides_.find(peer);
+  const Duration pause = options_.min_matchmaking_time;
+  if (asked != asked_guides_.end() && runtime_.now() < asked->second.last + pause * (1 << (asked->second.times - 1)))
+    return false;
+  return peer != context_.own() && context_.may_lead(peer) && !dht.doubts(peer) && !context_.known.has_left(peer) &&
+         !followers_.contains(peer);
+}
+
+/// Asks a peer for the next group of its own: it keeps our request where it leads, or sends us to its leader. Meanwhile
+/// the peers that we know may make a group here.
+Task<void> Search::join_through(PeerId guide) {
+  guided_at_ = updates_;
   const double own = declared_ ? declared_->expiration : expiration_from_now();
   // The leader offers its group for as long as we do, from when it begins to look.
   const double patience = own + to_seconds(options_.min_matchmaking_time + context_.stretch());
-  const double expiration = std::min(patience, end_);
-  std::optional<PeerId> leader;
-  auto group = co_await request_to_join(guide, expiration, time_to_hold(own), leader);
+  const double hold_end = context_.now() + to_seconds(time_to_hold(own));
+  co_await race(runtime_, ask_guide(guide, std::min(patience, end_), hold_end), until_found(*this));
+}
+
+Task<void> Search::ask_guide(PeerId guide, double expiration, double hold_end) {
+  constexpr std::size_t kMostTimes = 8;
+  const auto ask = [&](const PeerId& peer, std::optional<PeerId>& redirected) {
+    Asked& asked = asked_guides_[peer];
+    asked = {std::min(asked.times + 1, kMostTimes), runtime_.now()};
+    const Duration hold = std::max<Duration>(from_seconds(hold_end - context_.now()), 1ms);
+    return request_to_join(peer, expiration, hold, redirected);
+  };
+  std::optional<PeerId> leader, other;
+  auto group = co_await ask(guide, leader);
+  if (!group && !found_ && leader && may_be_guide(*leader)) group = co_await ask(*leader, other);
   if (group && !found_) found_ = std::move(group);
-  if (!found_ && leader && *leader != context_.own()) co_await follow(*leader, expiration, time_to_hold(own));
-  co_await assemble_whoever_came(deadline);
+}
+
+Task<void> Search::until_found(Search& self) {
+  while (!self.found_) co_await self.context_.changed.wait();
 }
 
 /// Ends when another peer leads the known group, unless this one has accepted us: its end then shows by itself.
@@ -418,13 +438,15 @@ Task<Result<Search::Next>> Search::next_step() {
   for (;;) {
     if (found_) co_return Next{Next::Kind::found};
     if (const auto leader = unasked_leader()) co_return Next{Next::Kind::known_leader, {0, *leader}};
-    if (const auto guide = unasked_guide()) co_return Next{Next::Kind::guide, {0, *guide}};
     const auto head = first_candidate();
+    const bool may_ask = head && *head < Candidate{own_expiration(), context_.own()};
+    if (asked_guides_.empty() || (guided_at_ < updates_ && !may_ask))
+      if (const auto guide = unasked_guide()) co_return Next{Next::Kind::guide, {0, *guide}};
     if (!head || context_.is_crowded() || (max_assured_ <= head->expiration && head->expiration <= end_)) {
       want_refresh_ = true;
       refresh_wanted_.notify_all();
     }
-    if (head && *head < Candidate{own_expiration(), context_.own()}) {
+    if (may_ask) {
       queue_.erase(*head);
       tried_.insert(*head);
       co_return Next{Next::Kind::ask, *head};

@@ -108,6 +108,8 @@ class Search {
   // ---- For peers that ask to join
   /// True when peers may join: something is declared, and no group is found.
   bool ready() const { return looking() && declared_; }
+  /// True while our request waits at the leader that we know.
+  bool is_held() const { return standing_ == Standing::held; }
   /// Why a peer may not join; nullopt when it may.
   std::optional<proto::MessageFromLeader> refusal(const PeerId& peer, const proto::JoinRequest& request) const;
   /// Whether what the members gather stays within bounds with this one.
@@ -128,7 +130,7 @@ class Search {
   /// What this peer is to other peers of its search.
   enum class Standing {
     free,
-    held,      ///< our request waits at the known leader: no group begins here
+    held,      ///< our request waits at the leader that we know: no group begins here
     following  ///< `leader_` has accepted us
   };
   struct Declaration {
@@ -143,6 +145,12 @@ class Search {
   struct Next {
     enum class Kind { ask, known_leader, guide, time_is_up, found, members_left } kind;
     Candidate candidate{};
+  };
+
+  /// A guide may keep our request in vain.
+  struct Asked {
+    std::size_t times = 0;
+    TimePoint last{};
   };
 
   bool looking() const { return !ended_ && !found_; }
@@ -168,9 +176,11 @@ class Search {
   void take_declared(const dht::GetResult& declared);
   std::optional<PeerId> unasked_leader() const;
   std::optional<PeerId> unasked_guide() const;
+  bool may_be_guide(const PeerId& peer) const;
   Task<void> join_known_group(PeerId leader, Deadline deadline);
-  Task<void> join_through(PeerId guide, Deadline deadline);
-  Task<void> assemble_whoever_came(Deadline deadline);
+  Task<void> join_through(PeerId guide);
+  Task<void> ask_guide(PeerId guide, double expiration, double hold_end);
+  static Task<void> until_found(Search& self);
   Duration time_to_hold(double expiration) const;
   Task<Result<Next>> next_step();
   std::optional<Candidate> first_candidate();
@@ -203,9 +213,10 @@ class Search {
   std::size_t expected_members_ = 0;
   TimePoint expected_since_;  // when the owner of the round said so
 
-  std::set<PeerId> asked_leaders_;            // of the known group
-  std::vector<PeerId> not_looking_;           // peers that found no time for us: their group may
-  std::map<PeerId, TimePoint> asked_guides_;  // and when
+  std::set<PeerId> asked_leaders_;   // of the known group
+  std::vector<PeerId> not_looking_;  // peers that found no time for us: their group may
+  std::map<PeerId, Asked> asked_guides_;
+  std::uint64_t guided_at_ = 0;  // the updates when the last one was asked
   std::set<Candidate> queue_, tried_;
   std::uint64_t updates_ = 0;  // of the queue
   double max_assured_ = 0;

@@ -53,7 +53,8 @@ def row(name, summaries, one):
     loss = mean(s["eval_loss"] for s in summaries)
     sent = mean(s["bytes_sent"] for s in summaries)
     steps = mean(s["batches"] for s in summaries)
-    return f"| {name} | {steps:.0f} | {loss:.4f} | {loss / one - 1:+.1%} | {sent / 1e6:.1f} | {sent / steps / 1e3:.1f} |"
+    sizes = f"{sent / 1e6:.1f} | {sent / steps / 1e3:.1f}"
+    return f"| {name} | {steps:.0f} | {loss:.4f} | {loss / one - 1:+.1%} | {sizes} |"
 
 
 def main():
@@ -98,7 +99,8 @@ def main():
     print_table(
         f"One process, {given.steps} steps of {given.batch_size} samples: loss {one:.4f} (mean of {given.seeds} seeds, "
         f"{spread:.4f} apart). {given.peers} peers, as many steps of {given.batch_size // given.peers} samples each:",
-        ["rounds", "steps of each", "loss", "beside one process", "MB sent by each", "kB for a step"], lines, given.output)
+        ["rounds", "steps of each", "loss", "beside one process", "MB sent by each", "kB for a step"],
+        lines, given.output)
     return 1 if failed else 0
 
 

@@ -234,7 +234,7 @@ class Peer:
 def run_pair(makers, at):
     peers = []
     # A peer that hangs is killed, and read() tells.
-    guard = threading.Timer(PATIENCE, lambda: [peer.process.kill() for peer in peers])
+    guard = threading.Timer(PATIENCE, lambda: [peer.kill() for peer in peers])
     guard.daemon = True
     guard.start()
     try:

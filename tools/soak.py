@@ -87,7 +87,8 @@ class Program:
 class Pace:
     """How fast epochs follow each other, by the newest one of any trainer at each look, for each trainer at work.
 
-    The clock stands still while all that are at work are clients, which cannot be dialled: they have no group by themselves.
+    The clock stands still while all that are at work are clients, which cannot be dialled: they have no group by
+    themselves.
     """
 
     def __init__(self):
@@ -257,7 +258,8 @@ class Soak:
             self.last_epoch = now
         self.newest = newest
         at_work = [trainer for trainer in awake if epochs[trainer.name] > newest - MOST_BEHIND]
-        self.pace.note(newest, len(at_work), not at_work or any("--client" not in trainer.command for trainer in at_work))
+        can_meet = not at_work or any("--client" not in trainer.command for trainer in at_work)
+        self.pace.note(newest, len(at_work), can_meet)
         self.watch_who_leaves()
         for trainer in awake:
             if trainer.loads():

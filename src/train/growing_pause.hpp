@@ -1,36 +1,11 @@
-// How often something is tried, or believed, that has led to nothing before.
+// How often members are believed that have said something in vain before.
 #pragma once
 
-#include <algorithm>
-#include <utility>
-
-#include "cohive/core/time.hpp"
+#include "core/detail/growing_pause.hpp"
 
 namespace cohive::train {
 
-/// A pause that is twice as long each time.
-class GrowingPause {
- public:
-  GrowingPause(Duration first, Duration longest) : first_(first), longest_(longest) {}
-  bool is_over(TimePoint now) const { return now >= until_; }
-  /// Returns how long it takes.
-  Duration begin(TimePoint now) {
-    until_ = now + next_;
-    return std::exchange(next_, std::min(next_ * 2, longest_));
-  }
-  /// The next one is as short as the first.
-  void forget() { next_ = first_; }
-  /// Ends the pause that goes on, and has the next one be as short as the first.
-  void end() {
-    forget();
-    until_ = TimePoint::min();
-  }
-
- private:
-  const Duration first_, longest_;
-  Duration next_ = first_;
-  TimePoint until_ = TimePoint::min();
-};
+using cohive::detail::GrowingPause;
 
 /// Between times that members of a round are believed who say that this peer is behind, where it was in vain.
 inline GrowingPause doubt_of_members() {

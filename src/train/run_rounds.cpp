@@ -86,10 +86,10 @@ void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t exp
   round.random_group_bits = scheduled.bits_for(expected, run_.options.target_group_size);
   round.codecs = [&what = scheduled.exchange(), divided = round.random_group_bits > 0](
                      const std::vector<averaging::Member>& members) { return what.codecs(members, divided); };
-  if (round.random_group_bits == 0)
+  if (round.random_group_bits == 0) {
     for (const auto& other : run_.tracker.trainers())
       if (other.epoch + 1 >= epoch) round.others.push_back(other.peer);
-  if (round.random_group_bits > 0) {
+  } else {
     const double now = run_.runtime.wall_time(), least = to_seconds(run_.options.matchmaking_time);
     round.scheduled_time = std::clamp(run_.tracker.snapshot().eta, now + least, now + kDividedLead * least);
   }

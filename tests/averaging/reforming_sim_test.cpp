@@ -182,6 +182,23 @@ class GuidedNewcomers : public Reforming, public ::testing::WithParamInterface<G
     (void)average_all();
     return leader_of(average_all());
   }
+  std::size_t guide(std::size_t leader) const { return GetParam().by_leader ? leader : (leader + 1) % 3; }
+  void add_newcomer() {
+    auto options = quick();
+    options.mode = GetParam().mode;
+    add(options);
+  }
+  /// Connects the newcomer with these; returns how it begins a round.
+  RoundOptions guided_by(const std::vector<std::size_t>& others) {
+    RoundOptions guided{.timeout = 30s};
+    for (const std::size_t other : others) {
+      guided.others.push_back(id(other));
+      EXPECT_TRUE(swarm.run(newcomer().dht->host().connect(id(other), swarm.runtime().after(5s))));
+    }
+    swarm.pass(1s);
+    return guided;
+  }
+  Peer& newcomer() { return *peers[3]; }
 };
 INSTANTIATE_TEST_SUITE_P(Peers, GuidedNewcomers,
                          ::testing::Values(Guided{PeerMode::node, true}, Guided{PeerMode::node, false},
@@ -194,12 +211,8 @@ INSTANTIATE_TEST_SUITE_P(Peers, GuidedNewcomers,
 /// Also where nobody looks when they ask, and the group meets for a moment only.
 TEST_P(GuidedNewcomers, AreInTheNextGroup) {
   const std::size_t leader = meet();
-  auto options = quick();
-  options.mode = GetParam().mode;
-  add(options);
-  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : (leader + 1) % 3)}};
-  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
-  swarm.pass(1s);
+  add_newcomer();
+  const RoundOptions guided = guided_by({guide(leader)});
   if (!GetParam().by_leader) peers[3]->dht->host().disconnect(id(leader));
   const auto round = average({{3, 0ms, guided}, {0, 450ms}, {1, 450ms}, {2, 450ms}});
   expect_group_of(round.results, 4);
@@ -234,22 +247,13 @@ class Keeper {
 TEST_P(GuidedNewcomers, FindTheirGroupBesideOneThatKeepsThemInVain) {
   has_hostile_peers = true;
   const std::size_t leader = meet();
-  auto options = quick();
-  options.mode = GetParam().mode;
-  add(options);
+  add_newcomer();
   std::deque<Keeper> keepers;
-  RoundOptions guided{.timeout = 30s};
-  for (std::size_t i = 0; i < 3; ++i) {
-    keepers.emplace_back(*join().dht);
-    guided.others.push_back(id(4 + i));
-  }
-  guided.others.push_back(id(GetParam().by_leader ? leader : (leader + 1) % 3));
-  for (const PeerId& other : guided.others)
-    ASSERT_TRUE(swarm.run(peers[3]->dht->host().connect(other, swarm.runtime().after(5s))));
-  swarm.pass(1s);
+  for (int i = 0; i < 3; ++i) keepers.emplace_back(*join().dht);
+  const RoundOptions guided = guided_by({4, 5, 6, guide(leader)});
   std::optional<Result<RoundReport>> joined;
   TaskGroup group(swarm.runtime());
-  group.spawn(keep_result(*peers[3]->averager, guided, joined));
+  group.spawn(keep_result(*newcomer().averager, guided, joined));
   const TimePoint began = swarm.runtime().now();
   while (!joined && swarm.runtime().now() < began + 30s) {
     EXPECT_LE(average({{0}, {1}, {2}}).wait, 1s) << "nobody waits for one that is kept elsewhere";
@@ -264,12 +268,8 @@ TEST_P(GuidedNewcomers, FindTheirGroupBesideOneThatKeepsThemInVain) {
 /// A free key must not slow a run down, round after round.
 TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
   const std::size_t leader = meet();
-  auto options = quick();
-  options.mode = GetParam().mode;
-  add(options);
-  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : (leader + 1) % 3)}};
-  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
-  swarm.pass(1s);
+  add_newcomer();
+  const RoundOptions guided = guided_by({guide(leader)});
   std::size_t slow = 0;
   for (int i = 0; i < 10; ++i) {
     {
@@ -287,12 +287,8 @@ TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
 
 TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyJoinAndLeave) {
   const std::size_t leader = meet(), last = (leader + 1) % 3;
-  auto options = quick();
-  options.mode = GetParam().mode;
-  add(options);
-  const RoundOptions guided{.others = {id(GetParam().by_leader ? leader : last)}};
-  swarm.run(peers[3]->dht->host().connect(guided.others[0], swarm.runtime().after(5s)));
-  swarm.pass(1s);
+  add_newcomer();
+  const RoundOptions guided = guided_by({guide(leader)});
   const auto leave_soon = [](Runtime& runtime, Round round) -> Task<void> {
     co_await runtime.sleep_for(500ms);
     round.cancel();

@@ -8,21 +8,20 @@ namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 constexpr std::size_t kOftenInVain = 3;    // that a newcomer is waited for though it asked and did not come
-constexpr Duration kFirstInVainPause = 1min, kLongestInVainPause = 1h;  // until it is waited for again
-constexpr std::size_t kMaxLeft = 4096;                                  // remembered
-constexpr std::size_t kFewestForged = 3;  // honest members may be lost before they ever came, but hardly so many
-constexpr Duration kStale = 5s;           // that a declaration is found after it was taken back
+constexpr std::size_t kMaxLeft = 4096;     // remembered
+constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
+constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
 
 }  // namespace
 
 void KnownGroup::found(const Group& group, bool reforms, TimePoint now) {
   last_members_.clear();
   last_leader_ = group.leader;
-  for (const Member& member : group.members) came(member.peer);
-  searched(now);
   for (const Member& member : group.members) {
+    came(member.peer);
     if (member.peer != own_) last_members_.insert(member.peer);
   }
+  searched(now);
   reforming_.reset();
   if (!reforms) return;
   reforming_ = Reforming{{}, {}, group.leader};
@@ -71,7 +70,7 @@ std::vector<PeerId> KnownGroup::counterparts() const {
 
 void KnownGroup::asked(const PeerId& peer, TimePoint now) {
   left_.erase(peer);
-  if (const auto before = in_vain_.find(peer); before != in_vain_.end() && now >= before->second.over)
+  if (const auto before = in_vain_.find(peer); before != in_vain_.end() && before->second.pause.is_over(now))
     before->second.asks_again = true;
 }
 
@@ -80,9 +79,8 @@ void KnownGroup::searched(TimePoint now) {
   for (const PeerId& peer : newcomers_) {
     if (came_.contains(peer)) continue;
     InVain& record = in_vain_[peer];
-    const auto doublings = std::min<std::size_t>(record.times, 10) - std::min(record.times, kOftenInVain - 1);
-    const Duration pause = std::min<Duration>(kFirstInVainPause * (1 << doublings), kLongestInVainPause);
-    record = {.times = record.times + 1, .over = record.times + 1 < kOftenInVain ? now : now + pause};
+    record.asks_again = false;
+    if (++record.times >= kOftenInVain) record.pause.begin(now);
   }
   newcomers_.clear();
   came_.clear();

@@ -20,6 +20,7 @@
 
 #include "cohive/averaging/group_finder.hpp"
 #include "cohive/p2p/reputation.hpp"
+#include "core/detail/growing_pause.hpp"
 
 namespace cohive::averaging {
 
@@ -110,7 +111,7 @@ class KnownGroup {
   };
   struct InVain {
     std::size_t times = 0;
-    TimePoint over{};  // until then its asking changes nothing
+    detail::GrowingPause pause{1min, 1h};  // until it is over its asking changes nothing
     bool asks_again = false;
   };
   bool is_forged(const RoundEnd& end) const;

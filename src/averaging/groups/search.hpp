@@ -9,6 +9,7 @@
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/p2p/host.hpp"
+#include "core/detail/growing_pause.hpp"
 #include "group_keys.hpp"
 #include "known_group.hpp"
 #include "leadership.hpp"
@@ -149,6 +150,8 @@ class Search {
 
   /// A guide may keep our request in vain.
   struct Asked {
+    explicit Asked(detail::GrowingPause until_again) : pause(until_again) {}
+    detail::GrowingPause pause;
     std::size_t times = 0;
     TimePoint last{};
   };

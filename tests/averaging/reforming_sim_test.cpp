@@ -177,14 +177,17 @@ struct Guided {
 class GuidedNewcomers : public Reforming, public ::testing::WithParamInterface<Guided> {
  protected:
   /// Three peers whose group meets again; returns their leader.
-  std::size_t meet() {
-    for (int i = 0; i < 3; ++i) add(quick());
+  std::size_t meet(Duration min_matchmaking_time = 2s) {
+    auto options = quick();
+    options.min_matchmaking_time = min_matchmaking_time;
+    for (int i = 0; i < 3; ++i) add(options);
     (void)average_all();
     return leader_of(average_all());
   }
   std::size_t guide(std::size_t leader) const { return GetParam().by_leader ? leader : (leader + 1) % 3; }
-  void add_newcomer() {
+  void add_newcomer(Duration min_matchmaking_time = 2s) {
     auto options = quick();
+    options.min_matchmaking_time = min_matchmaking_time;
     options.mode = GetParam().mode;
     add(options);
   }
@@ -198,7 +201,15 @@ class GuidedNewcomers : public Reforming, public ::testing::WithParamInterface<G
     swarm.pass(1s);
     return guided;
   }
-  Peer& newcomer() { return *peers[3]; }
+  Peer& newcomer() { return *peers[newest]; }
+  /// The newcomer asks for a group and does not wait for it.
+  void ask_in_vain(const RoundOptions& guided) {
+    auto gives_up = newcomer().averager->begin(guided);
+    swarm.pass(300ms);
+    gives_up.cancel();
+    swarm.pass(200ms);
+  }
+  std::size_t newest = 3;
 };
 INSTANTIATE_TEST_SUITE_P(Peers, GuidedNewcomers,
                          ::testing::Values(Guided{PeerMode::node, true}, Guided{PeerMode::node, false},
@@ -265,6 +276,22 @@ TEST_P(GuidedNewcomers, FindTheirGroupBesideOneThatKeepsThemInVain) {
   EXPECT_LE(swarm.runtime().now() - began, 10s);
 }
 
+TEST_P(GuidedNewcomers, AreChargedForTheRequestThatIsKept) {
+  const std::size_t leader = meet();
+  add_newcomer();
+  constexpr std::size_t kGathered = 50'000;
+  RoundOptions guided = guided_by({guide(leader)});
+  guided.gather = msgpack::Value(std::string(kGathered, 'x'));
+  const MemoryBudget& memory = peers[leader]->dht->host().memory();
+  EXPECT_LT(memory.held(), kGathered);
+  auto asks = newcomer().averager->begin(guided);
+  swarm.pass(300ms);
+  EXPECT_GE(memory.held(), kGathered);
+  asks.cancel();
+  swarm.pass(300ms);
+  EXPECT_LT(memory.held(), kGathered);
+}
+
 /// A free key must not slow a run down, round after round.
 TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
   const std::size_t leader = meet();
@@ -272,22 +299,62 @@ TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndDoNotCome) {
   const RoundOptions guided = guided_by({guide(leader)});
   std::size_t slow = 0;
   for (int i = 0; i < 10; ++i) {
-    {
-      auto gives_up = peers[3]->averager->begin(guided);
-      swarm.pass(300ms);
-      gives_up.cancel();
-    }
-    swarm.pass(200ms);
+    ask_in_vain(guided);
     const auto round = average({{0}, {1}, {2}});
     for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
     slow += round.wait > kTwoRoundTrips;
   }
+  EXPECT_GE(slow, 1u) << "a newcomer that asks is waited for";
+  EXPECT_LE(slow, 3u);
+}
+
+TEST_P(GuidedNewcomers, AreNotWaitedForRoundAfterRoundUnderNewKeys) {
+  const std::size_t leader = meet();
+  std::vector<RoundOptions> guided;
+  for (newest = 3; newest < 13; ++newest) {
+    add_newcomer();
+    guided.push_back(guided_by({guide(leader)}));
+  }
+  Duration waited{};
+  const TimePoint began = swarm.runtime().now();
+  for (newest = 3; newest < 13; ++newest) {
+    ask_in_vain(guided[newest - 3]);
+    const auto round = average({{0}, {1}, {2}});
+    for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
+    if (round.wait > kTwoRoundTrips) waited += round.wait;
+  }
+  EXPECT_GT(waited, 0s) << "a newcomer that asks is waited for";
+  EXPECT_LE(waited, (swarm.runtime().now() - began) / 4);
+}
+
+TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyAskAndSayGoodbye) {
+  has_hostile_peers = true;
+  const auto say_goodbye = [](p2p::Host& host, PeerId to) -> Task<void> {
+    co_await host.runtime().sleep_for(400ms);  // newcomers are waited for until 500 ms
+    const Deadline deadline = host.runtime().after(1s);
+    auto call = co_await rpc::open_call(host, to, "test::DecentralizedAverager.rpc_leave", deadline);
+    if (call && co_await (*call)->finish(deadline)) (void)co_await (*call)->receive(deadline);
+  };
+  const std::size_t leader = meet();
+  add_newcomer();
+  const RoundOptions guided = guided_by({guide(leader)});
+  std::size_t slow = 0;
+  for (int i = 0; i < 10; ++i) {
+    ask_in_vain(guided);
+    TaskGroup group(swarm.runtime());
+    group.spawn(say_goodbye(newcomer().dht->host(), id(leader)));
+    const auto round = average({{0}, {1}, {2}});
+    for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
+    slow += round.wait > kTwoRoundTrips;
+    swarm.pass(500ms);
+  }
+  EXPECT_GE(slow, 1u);
   EXPECT_LE(slow, 3u);
 }
 
 TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyJoinAndLeave) {
-  const std::size_t leader = meet(), last = (leader + 1) % 3;
-  add_newcomer();
+  const std::size_t leader = meet(8s), last = (leader + 1) % 3;
+  add_newcomer(8s);
   const RoundOptions guided = guided_by({guide(leader)});
   const auto leave_soon = [](Runtime& runtime, Round round) -> Task<void> {
     co_await runtime.sleep_for(500ms);
@@ -299,7 +366,7 @@ TEST_P(GuidedNewcomers, AreNotWaitedForAgainAndAgainWhenTheyJoinAndLeave) {
     group.spawn(leave_soon(swarm.runtime(), peers[3]->averager->begin(guided)));
     swarm.pass(200ms);
     std::vector<Start> starts;
-    for (std::size_t k = 0; k < 3; ++k) starts.push_back({k, k == last ? 700ms : 0ms});
+    for (std::size_t k = 0; k < 3; ++k) starts.push_back({k, k == last ? 350ms : 0ms});
     const auto round = average(starts);
     for (const auto& result : round.results) ASSERT_TRUE(result) << result.error();
     slow += round.wait > kTwoRoundTrips;

@@ -49,7 +49,7 @@ bool Search::may_be_guide(const PeerId& peer) const {
 /// the peers that we know may make a group here.
 Task<void> Search::join_through(PeerId guide) {
   guided_at_ = updates_;
-  const double own = declared_ ? declared_->expiration : expiration_from_now();
+  const double own = expiration_from_now();
   // The leader offers its group for as long as we do, from when it begins to look.
   const double patience = own + to_seconds(options_.min_matchmaking_time + context_.stretch());
   const double hold_end = context_.now() + to_seconds(time_to_hold(own));

@@ -8,6 +8,7 @@ namespace {
 
 constexpr std::size_t kMaxNewcomers = 64;  // waiting for one is waiting for all
 constexpr std::size_t kOftenInVain = 3;    // that a newcomer is waited for though it asked and did not come
+constexpr int kTimesAsWary = 4;            // as long as a stranger was waited for in vain, none is
 constexpr std::size_t kMaxLeft = 4096;     // remembered
 constexpr std::size_t kFewestForged = 3;   // honest members may be lost before they ever came, but hardly so many
 constexpr Duration kStale = 5s;            // that a declaration is found after it was taken back
@@ -76,14 +77,18 @@ void KnownGroup::asked(const PeerId& peer, TimePoint now) {
 
 void KnownGroup::searched(TimePoint now) {
   if (in_vain_.size() + newcomers_.size() > kMaxLeft) in_vain_.clear();
-  for (const PeerId& peer : newcomers_) {
-    if (came_.contains(peer)) continue;
-    InVain& record = in_vain_[peer];
-    record.asks_again = false;
-    if (++record.times >= kOftenInVain) record.pause.begin(now);
-  }
+  for (const PeerId& peer : newcomers_)
+    if (!came_.contains(peer)) has_not_come(peer, now);
   newcomers_.clear();
   came_.clear();
+}
+
+void KnownGroup::has_not_come(const PeerId& newcomer, TimePoint now) {
+  if (is_wary_of(newcomer, now)) return;  // nobody has waited for it
+  InVain& record = in_vain_[newcomer];
+  record.asks_again = false;
+  if (++record.times >= kOftenInVain) record.pause.begin(now);
+  if (!reputation_.has_history(newcomer)) wary_until_ = now + newcomers_time_ * kTimesAsWary;
 }
 
 void KnownGroup::met(const PeerId& peer) {
@@ -97,7 +102,7 @@ void KnownGroup::met(const PeerId& peer) {
 void KnownGroup::left(const PeerId& peer, TimePoint now) {
   if (left_.size() >= kMaxLeft) left_.erase(left_.begin());
   left_[peer] = now;
-  newcomers_.erase(peer);
+  if (newcomers_.erase(peer) > 0 && !came_.contains(peer)) has_not_come(peer, now);  // asking and leaving is as cheap
   if (!reforming_ || !reforming_->members.contains(peer)) return;
   const auto next = successor();
   reforming_->drop(peer);

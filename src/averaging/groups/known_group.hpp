@@ -26,9 +26,12 @@ namespace cohive::averaging {
 
 class KnownGroup {
  public:
-  /// \param target_size  of groups; 0: unbounded
-  KnownGroup(PeerId own, std::size_t target_size, p2p::Reputation& reputation)
-      : own_(own), target_size_(target_size), reputation_(reputation) {}
+  /// \param target_size     of groups; 0: unbounded
+  /// \param newcomers_time  that a group waits for newcomers, from when its leader begins to look
+  KnownGroup(PeerId own, std::size_t target_size, Duration newcomers_time, p2p::Reputation& reputation)
+      : own_(own), target_size_(target_size), newcomers_time_(newcomers_time), reputation_(reputation) {}
+
+  Duration newcomers_time() const { return newcomers_time_; }
 
   /// A group was found. \param reforms  all its members remember it
   void found(const Group& group, bool reforms, TimePoint now);
@@ -63,13 +66,16 @@ class KnownGroup {
     return reforming_ && reforming_->members.contains(peer) && (is_led_here() || successor() == own_);
   }
   /// Whether all members are here that we wait for.
-  /// \param others          the peers that are here, beside ourselves
-  /// \param with_newcomers  whether we still wait for them, too
+  /// \param others  the peers that are here, beside ourselves
+  /// \param began   when we began to look for them
   template <class Peers>
-  bool is_here(const Peers& others, std::size_t least, bool with_newcomers) const {
+  bool is_here(const Peers& others, std::size_t least, TimePoint began, TimePoint now) const {
     if (!is_led_here() || others.size() + 1 < least) return false;
     const auto here = [&](const PeerId& peer) { return peer == own_ || others.contains(peer); };
-    return std::ranges::all_of(reforming_->members, here) && (!with_newcomers || std::ranges::all_of(newcomers_, here));
+    const auto here_or_late = [&](const PeerId& peer) {
+      return now >= began + newcomers_time_ || here(peer) || is_wary_of(peer, now);
+    };
+    return std::ranges::all_of(reforming_->members, here) && std::ranges::all_of(newcomers_, here_or_late);
   }
 
   /// Another peer averages under our key.
@@ -86,7 +92,8 @@ class KnownGroup {
   }
   void declared(const PeerId& peer, TimePoint now);
   /// A search is over: the newcomers so far were waited for once. Those that have not come, and may not exist, are not
-  /// waited for again until they ask for a group; after a few times in vain, ever more seldom.
+  /// waited for again until they ask for a group; after a few times in vain, ever more seldom. Keys cost nothing: after
+  /// a stranger that has not come no stranger is waited for, for four times as long as that took.
   void searched(TimePoint now);
 
   bool knows(const PeerId& peer) const { return last_members_.contains(peer) || newcomers_.contains(peer); }
@@ -115,11 +122,18 @@ class KnownGroup {
     bool asks_again = false;
   };
   bool is_forged(const RoundEnd& end) const;
+  /// Whether it is a newcomer that is not waited for, whoever it is.
+  bool is_wary_of(const PeerId& newcomer, TimePoint now) const {
+    return now < wary_until_ && !reputation_.has_history(newcomer);
+  }
+  /// A newcomer has not come.
+  void has_not_come(const PeerId& newcomer, TimePoint now);
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;
 
   const PeerId own_;
   const std::size_t target_size_;
+  const Duration newcomers_time_;
   p2p::Reputation& reputation_;
   std::optional<Reforming> reforming_;
   std::set<PeerId> last_members_;
@@ -128,6 +142,7 @@ class KnownGroup {
   std::set<PeerId> newcomers_;        // seen lately, and not in the known group: it waits for them once
   std::set<PeerId> came_;             // newcomers that have come in this search
   std::map<PeerId, InVain> in_vain_;  // newcomers that did not come in earlier ones
+  TimePoint wary_until_ = TimePoint::min();  // waits for no newcomer that never averaged with us
   std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
   std::map<PeerId, TimePoint> left_;  // when we heard of it
 };

@@ -7,6 +7,8 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/memory_budget.hpp"
+#include "cohive/core/network_of.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
@@ -15,9 +17,11 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kMaxJoinRequest = 1 << 20;
+constexpr std::size_t kMaxJoinRequest = kMaxGatheredBytes + (64 << 10);
 constexpr Duration kLongestHold = 60s;           // that we keep a request
-constexpr std::size_t kMostHeld = 256;           // requests, when newcomers are no longer welcome
+constexpr std::size_t kMostWelcome = 256;        // newcomers whose requests are kept
+constexpr std::size_t kMostOfNetwork = 64;       // of these
+constexpr std::size_t kMostOfMember = 4;         // requests that are kept: it may have lost a connection
 constexpr std::size_t kLargeRequest = 64 << 10;  // that is not kept for a newcomer
 constexpr std::size_t kGroupsApart = 3;          // in a row, of half of those that are expected or fewer
 constexpr Duration kWary = 10min;                // after a leader that made up members: the next one may be the same
@@ -31,6 +35,11 @@ proto::MessageFromLeader message_of(proto::MessageCode code) {
   proto::MessageFromLeader message;
   message.set_code(code);
   return message;
+}
+
+MemoryBudget::Charge charge_for(const p2p::Host& host, const PeerId& peer) {
+  const auto address = host.remote_address(peer);
+  return address ? MemoryBudget::Charge(host.memory().account(peer, *address)) : MemoryBudget::Charge();
 }
 
 Task<Result<>> send(rpc::ServerStream& stream, proto::MessageFromLeader message, Deadline deadline) {
@@ -134,11 +143,13 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
         !parse_bounded(request, (*received)->view()))
       co_return Error(cohive::Errc::malformed, peer, "join request");
   }
+  auto charge = charge_for(context_.finder.dht.host(), peer);  // it stays with us for longer than the call's own bytes
+  if (!charge.add(request.ByteSizeLong())) co_return Error(cohive::Errc::limit_exceeded, peer, "no room for a request");
   context_.known.asked(peer, context_.runtime.now());
   const std::string& key = request.group_key();
   const bool may_come = key == context_.keys.text() || context_.keys.is_of_last(key);
   if (request.hold_ms() > 0 && may_come) {
-    const bool member = context_.known.may_expect(peer);
+    const bool member = context_.known.may_expect(peer) && held_.count(peer) < kMostOfMember;
     if (member || welcomes(peer, request)) {
       auto held = co_await hold(stream, peer, std::chrono::milliseconds(request.hold_ms()), member);
       if (!held) co_return held;
@@ -182,7 +193,10 @@ Task<Result<>> Matchmaking::admit(rpc::ServerStream& stream, const proto::JoinRe
 Task<Result<>> Matchmaking::refuse(rpc::ServerStream& stream, const proto::JoinRequest& request,
                                    proto::MessageFromLeader why) {
   const std::string& key = request.group_key();
-  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits(request)) context_.met(stream.peer());
+  if (why.code() == proto::NOT_LOOKING_FOR_GROUP && fits(request)) {
+    context_.known.asked(stream.peer(), context_.runtime.now());  // a search may have ended since
+    context_.met(stream.peer());
+  }
   if (context_.keys.is_of_last(key) && knows(stream.peer())) context_.goes_to_last(stream.peer());
   co_return co_await send(stream, std::move(why), context_.runtime.after(context_.finder.options.request_timeout));
 }
@@ -205,9 +219,18 @@ bool Matchmaking::fits(const proto::JoinRequest& request) const {
 /// Tells whether a newcomer's request is kept for the next group, which it may join where it is led here.
 bool Matchmaking::welcomes(const PeerId& newcomer, const proto::JoinRequest& request) {
   if (!context_.known.is_led_here() || !fits(request) || !context_.admits(newcomer)) return false;
-  if (held_.contains(newcomer) || held_.size() >= kMostHeld || request.ByteSizeLong() > kLargeRequest) return false;
+  if (held_.contains(newcomer) || welcome_.size() >= kMostWelcome || request.ByteSizeLong() > kLargeRequest)
+    return false;
+  const std::string network = network_of(newcomer);
+  const auto is_near = [&](const auto& one) { return one.second == network; };
+  if (std::cmp_greater_equal(std::ranges::count_if(welcome_, is_near), kMostOfNetwork)) return false;
   context_.met(newcomer);
   return context_.known.is_led_here();  // a full group does not meet again
+}
+
+std::string Matchmaking::network_of(const PeerId& peer) const {
+  const auto address = context_.finder.dht.host().remote_address(peer);
+  return address ? cohive::network_of(*address) : peer.binary();
 }
 
 /// Where a newcomer finds the group that it asks for; nothing where it may join one here. Peers whose group has not met
@@ -224,17 +247,23 @@ std::optional<proto::MessageFromLeader> Matchmaking::guidance(const PeerId& newc
 }
 
 /// Keeps a request until we look for a group ourselves. Those of members of the known group end all with the first, so
-/// that the peers that waited for us in vain find each other in time.
+/// that the peers that waited for us in vain find each other in time; one that is much shorter than usual ends alone.
 Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duration limit, bool member) {
   Runtime& runtime = context_.runtime;
   if (ready() && context_.lock.available() > 0) co_return ok();
   TimePoint own_end = runtime.now() + std::min(limit, kLongestHold);
-  TimePoint& end = member ? hold_end_ : own_end;
+  const GroupOptions& options = context_.finder.options;
+  const bool usual = limit >= (options.min_matchmaking_time - options.request_timeout) / 2;
+  TimePoint& end = member && usual ? hold_end_ : own_end;
   end = std::min(end, own_end);
   const auto may_come = [&] { return member ? context_.known.may_expect(peer) : context_.known.is_led_here(); };
   if (!ready() && runtime.now() >= end) co_return ok();
-  held_.insert(peer);
-  const auto released = on_exit([this, &peer] { held_.erase(peer); });
+  const auto kept = held_.insert(peer);
+  if (!member) welcome_[peer] = network_of(peer);
+  const auto released = on_exit([&] {
+    held_.erase(kept);
+    if (!member) welcome_.erase(peer);
+  });
   const Deadline answered = runtime.after(context_.finder.options.request_timeout);
   auto sent = co_await send(stream, message_of(proto::NO_CODE), answered);
   while (sent && !left_ && !ready() && may_come() && runtime.now() < end) co_await context_.changed.wait(Deadline(end));

@@ -6,6 +6,10 @@
 // Source: docs/wire/hivemind.md, sections 6.2 and 6.5.
 #pragma once
 
+#include <map>
+#include <set>
+#include <string>
+
 #include "search.hpp"
 
 namespace cohive::averaging {
@@ -32,6 +36,7 @@ class Matchmaking final : public GroupFinder {
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   bool stays_apart(const Group& group, const SearchPlan& plan);
   bool welcomes(const PeerId& newcomer, const proto::JoinRequest& request);
+  std::string network_of(const PeerId& peer) const;
   std::optional<proto::MessageFromLeader> guidance(const PeerId& newcomer) const;
   bool fits(const proto::JoinRequest& request) const;
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit, bool member);
@@ -44,7 +49,8 @@ class Matchmaking final : public GroupFinder {
 
   SearchContext context_;
   std::shared_ptr<Search> search_;         // the one in progress; peers that joined it keep it
-  std::set<PeerId> held_;                  // peers whose requests we keep
+  std::multiset<PeerId> held_;             // peers whose requests we keep
+  std::map<PeerId, std::string> welcome_;  // newcomers among them, with their networks
   TimePoint hold_end_ = TimePoint::max();  // of these requests
   bool left_ = false;
   std::size_t apart_ = 0;  // groups in a row

@@ -47,7 +47,7 @@ SearchContext::SearchContext(FinderContext context)
       protocol(finder.protocol_prefix + "rpc_join_group"),
       keys(finder.options),
       reputation(finder.dht.host().reputation()),
-      known(finder.dht.host().id(), finder.options.target_group_size, reputation),
+      known(finder.dht.host().id(), finder.options.target_group_size, finder.options.min_matchmaking_time / 4, reputation),
       stragglers(runtime, reputation, finder.dht.host().id(), finder.options.straggler_timeout),
       lock(runtime, "join requests"),
       changed(runtime, "matchmaking"),
@@ -159,8 +159,8 @@ Search::Search(SearchContext& context, Member own, const SearchPlan& plan, doubl
       own_(std::move(own)),
       plan_(plan),
       end_(end),
+      began_(runtime_.now()),
       grace_end_(runtime_.now() + options_.request_timeout / 2),
-      newcomers_end_(runtime_.now() + options_.min_matchmaking_time / 4),
       strangers_end_(runtime_.now() + options_.min_matchmaking_time / 8),
       doubts_end_(runtime_.now() + options_.min_matchmaking_time),
       expected_members_(plan.expected_members),
@@ -460,7 +460,7 @@ bool Search::complete() const {
   if (has_company() && !others_may_come) return true;
   if (awaits_company()) return false;
   if (context_.known.is_led_here())
-    return context_.known.is_here(followers_.followers(), least, runtime_.now() < newcomers_end_);
+    return context_.known.is_here(followers_.followers(), least, began_, runtime_.now());
   if (plan_.early) return false;
   return expected_members_ > 1 && followers_.size() + 1 >= least && runtime_.now() >= strangers_end_;
 }

@@ -209,8 +209,8 @@ class Search {
   Standing standing_ = Standing::free;
   PeerId leader_;
   Leadership followers_;
+  const TimePoint began_;
   TimePoint grace_end_;      // until then the members of the known group are expected to come by themselves
-  TimePoint newcomers_end_;  // until then newcomers are waited for: one that looks for a group comes at once
   TimePoint strangers_end_;  // until then a group that has not met before is not complete: the count may be old
   TimePoint doubts_end_;     // until then no peer is asked to lead that did not answer lately
   std::size_t expected_members_ = 0;

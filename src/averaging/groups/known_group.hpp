@@ -143,8 +143,8 @@ class KnownGroup {
   std::set<PeerId> came_;             // newcomers that have come in this search
   std::map<PeerId, InVain> in_vain_;  // newcomers that did not come in earlier ones
   TimePoint wary_until_ = TimePoint::min();  // waits for no newcomer that never averaged with us
-  std::set<PeerId> lost_;             // in the last round: their declarations in the DHT mean nothing
-  std::map<PeerId, TimePoint> left_;  // when we heard of it
+  std::set<PeerId> lost_;                    // in the last round: their declarations in the DHT mean nothing
+  std::map<PeerId, TimePoint> left_;         // when we heard of it
 };
 
 }  // namespace cohive::averaging

@@ -75,6 +75,7 @@ void CallerModel::check(const Layout& layout) const {
   for (std::size_t i = 0; i < size(); ++i) {
     optim::check(layout.step[i]);
     if (layout.step[i].index() != layout.step[0].index()) refuse("one optimizer steps all parameters");
+    if (gradient_infos()[i].elements() == 0) continue;  // nor has a parameter without values memory
     const auto fields = optim::state_fields(layout.step[i]).size();
     for (std::size_t k = 0; k < fields; ++k)
       if (!layout.statistics[i][k]) refuse("a statistic of the optimizer has no memory");
@@ -145,18 +146,19 @@ void CallerModel::hand_over(const std::vector<const float*>& gradients, double s
 void CallerModel::take_batch(const float* const* gradients, double samples, double scale) {
   if (ways_.local_steps) return change([this] { call_step({}, 0); });
   if (calls_.sums) return;  // which will hand over the sum
-  std::vector<const float*> pointers(gradients, gradients + size());
   if (ways_.reuse_buffers) {
     if (batches_ > 0 && scale_ != scale)
       refuse(
           "with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where an epoch has ended "
           "only");
-    buffers_ = std::move(pointers);
+    if (batches_ == 0) buffers_.assign(size(), nullptr);
+    for (std::size_t i = 0; i < size(); ++i)  // a batch without a gradient leaves the sum as it is
+      if (gradients[i]) buffers_[i] = gradients[i];
     scale_ = scale;
     ++batches_;
     return;
   }
-  hand_over(pointers, samples, scale);
+  hand_over(std::vector(gradients, gradients + size()), samples, scale);
   unread_.get();
 }
 

@@ -278,6 +278,19 @@ TEST(CTrainerReuse, OneScaleIsThatOfAllBatchesOfAnEpoch) {
   EXPECT_EQ(adding.step(1, 2), COHIVE_OK) << "another epoch, another scale";
 }
 
+TEST(CTrainerReuse, ABatchWithoutAGradientLeavesTheSumOfThoseBefore) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(4), COHIVE_OK) << cohive_last_error();
+  const float* none[] = {nullptr};
+  cohive_step_report report{};
+  ASSERT_EQ(cohive_trainer_step(adding.trainer.handle, none, 8, 1, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_EQ(report.cleared, 1);
+  EXPECT_THAT(adding.sum, Each(0.0f));
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f))) << "the mean of 4 and nothing";
+}
+
 TEST(CTrainerReuse, AStateThatIsTakenOverInTheMiddleOfAnEpochClearsTheBuffers) {
   SwarmOwner swarm(kAlone);
   AddingInPlace adding(swarm.handle);

@@ -6,7 +6,9 @@ One thread, `cohive-events`, waits for them without Python's global lock. Valida
 from __future__ import annotations
 
 import atexit
+import concurrent.futures
 import ctypes
+import functools
 import itertools
 import json
 import logging
@@ -15,7 +17,7 @@ import queue
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _msgpack, _native
 from ._native import Handle, check, lib
@@ -81,20 +83,27 @@ class Worker:
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._name, self._most = name, threads
-        self._threads = 0
+        self._threads: List[threading.Thread] = []
         self._work: "queue.SimpleQueue[Optional[Tuple[Callable[..., Any], Tuple[Any, ...]]]]" = queue.SimpleQueue()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> None:
         """Has `work(*arguments)` called; what it raises is logged."""
         self._work.put((work, arguments))
-        if self._threads < self._most:
-            self._threads += 1
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        if len(self._threads) < self._most:
+            self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))
+            self._threads[-1].start()
 
     def end(self) -> None:
         """Ends the threads after the work that waits."""
-        for _ in range(self._threads):
+        for _ in self._threads:
             self._work.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Waits for threads that end, so many seconds; not for the one that it is called on."""
+        limit = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, limit - time.monotonic()))
 
     def _run(self) -> None:
         while True:
@@ -106,6 +115,32 @@ class Worker:
             except Exception:
                 logging.getLogger("cohive").exception("work in the background failed")
             del item
+
+
+class Executor:
+    """A Worker that gives futures. Python waits for the threads of an executor of concurrent.futures before _at_exit()
+    ends what they may wait for."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._worker = Worker(name, threads)
+        self._ended = False
+
+    def submit(self, work: Callable[..., Any], *arguments: Any, **named: Any) -> "concurrent.futures.Future[Any]":
+        """Has `work(*arguments, **named)` called."""
+        if self._ended:
+            raise RuntimeError("this averager was shut down")
+        future: "concurrent.futures.Future[Any]" = concurrent.futures.Future()
+        self._worker.submit(settle, future, functools.partial(work, *arguments, **named))
+        return future
+
+    def shutdown(self, timeout: float) -> None:
+        """Ends the threads after the work that waits; waits so many seconds for that."""
+        self._ended = True
+        self._worker.end()
+        self._worker.join(timeout)
+
+    def __del__(self) -> None:
+        self._worker.end()
 
 
 class Hub:

@@ -100,10 +100,10 @@ def _in_a_row(shapes: Sequence[Any], dtype: Any, pinned: bool) -> List[Any]:
     sizes = [torch.Size(shape).numel() for shape in shapes]
     begins = [0, *itertools.accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]
     try:
-        row = torch.empty(begins[-1], dtype=dtype, pin_memory=pinned)
+        row = torch.empty(begins[-1], dtype=dtype, device="cpu", pin_memory=pinned)
     except RuntimeError as error:
         logger.warning("no pinned memory of the host, so that copies take longer: %s", str(error).splitlines()[0])
-        row = torch.empty(begins[-1], dtype=dtype)
+        row = torch.empty(begins[-1], dtype=dtype, device="cpu")
     return [row[begin : begin + size].view(shape) for begin, size, shape in zip(begins, sizes, shapes)]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import json
 import math
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from . import _gpu, _native
 from ._torch import torch
@@ -54,10 +54,15 @@ def is_plain(tensor: Any) -> bool:
 
 
 def masters_of(tensors: Sequence[Any], link: Optional[_gpu.Link]) -> List[Any]:
-    """Float32 copies in host memory: of tensors on a GPU in memory that copies are quick from."""
-    copies = link.memory([one.shape for one in tensors]) if link else [torch.empty(one.shape) for one in tensors]
+    """Float32 copies in host memory, which know what they are copies of: of tensors on a GPU in memory that copies are
+    quick from."""
+    shapes = [one.shape for one in tensors]
+    host = dict(dtype=torch.float32, device="cpu")
+    copies = link.memory(shapes) if link else [torch.empty(shape, **host) for shape in shapes]
     _copy(zip(copies, tensors))
-    return [copy.requires_grad_(one.requires_grad) for copy, one in zip(copies, tensors)]
+    for copy, one in zip(copies, tensors):
+        copy.requires_grad_(one.requires_grad).copy_of = one
+    return copies
 
 
 def live_of(tensors: Sequence[Any], link: Optional[_gpu.Link] = None) -> List[Any]:
@@ -85,6 +90,30 @@ def _rounded(values: Any, dtype: Any) -> Any:
     return (values.round() if values.is_floating_point() and not dtype.is_floating_point else values).to(dtype)
 
 
+def _tensor_names(structure: Any, name: str) -> Iterator[str]:
+    """Names of the tensors of nested_flatten(structure), in its order."""
+    if isinstance(structure, torch.Tensor):
+        yield name
+    elif isinstance(structure, (list, tuple, dict)):
+        for key in sorted(structure) if isinstance(structure, dict) else range(len(structure)):
+            yield from _tensor_names(structure[key], f"{name}.{key}")
+
+
+def _state_names(state: Mapping[str, Any]) -> Iterator[str]:
+    """Those of the tensors of an optimizer's state_dict(), in their order, which checkpoints sort by."""
+    for part, kept in sorted(state.items()):
+        if part != "state":
+            # These are settings, which come first; no checkpoint is gone on from that has some.
+            for at, _ in enumerate(_tensor_names(kept, part)):
+                yield f"setting.{at}" if part == "param_groups" else f"{part}.{at}"
+            continue
+        for at in sorted(kept):
+            names = list(_tensor_names(kept[at], f"optimizer.{at}"))
+            if names != sorted(set(names)):  # lists of more than ten tensors
+                names = [f"optimizer.{at}.{number:06}" for number in range(len(names))]
+            yield from names
+
+
 def _values_at(pointer: Any, like: Any) -> Any:
     memory = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float * like.numel())).contents
     return torch.frombuffer(memory, dtype=torch.float32).reshape(like.shape)
@@ -95,6 +124,13 @@ def _zero(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.zero_()
     return type(value)() if isinstance(value, (int, float)) else value
+
+
+def _adds_up(grad: Any, before: Any) -> bool:
+    """Whether a gradient is in the memory of that of the batch before. Backward passes replace sparse ones."""
+    if grad is None or before.layout != torch.strided:
+        return grad is not None
+    return bool(grad.layout == torch.strided and grad.data_ptr() == before.data_ptr())
 
 
 def _place_of(tensor: Any) -> Any:
@@ -127,14 +163,15 @@ class Model:
     ) -> None:
         self.parameters, self.optimizer, self.has_copies = parameters, optimizer, has_copies
         self._reuse, self._local, self._link = reuse, local, link
+        #: local steps change the model's own tensors, at any time; what the library has of them follows in exchange()
+        self._follows = local and not has_copies
         #: whether the library asks for gradients, and for what the trainer has changed, before it waits
-        self.is_asked = link is not None
+        self.is_asked = link is not None or self._follows
         #: on a GPU, the gradients of an epoch
         self.sums = _gpu.Sums(parameters, link, reuse) if link and not local else None
         #: what the optimizer steps
         self.stepped = [one for group in optimizer.param_groups for one in group["params"]]
-        if len(self.stepped) != len(parameters):
-            raise ValueError("the optimizer has other parameters than those that it was made of")
+        self._check_stepped()
         self._statistics, self._extra_tensors = tuple(statistics), tuple(extra_tensors)
         self._initialize()
         #: the library averages and steps on the GPU
@@ -142,15 +179,28 @@ class Model:
         #: what the library averages
         self.live = [one.detach() for one in self.stepped] if self.on_gpu else live_of(self.stepped, link)
         self.native = self.on_gpu or (not local and self._is_known(is_plain))
+        self._set_counters()
         self._beside = self._find_beside()
-        self._shared = self._find_shared()
-        #: of them, as they were when they and their copies were the same
+        #: of shared tensors, as they were when they and their copies were the same
         self._published: Dict[int, Any] = {}
         self._copies: Dict[Any, Any] = {}
         self._staged: Optional[List[Any]] = None
         self._places = [_place_of(one) for one in parameters]
         self.refresh_state()
-        self._buffers: List[Any] = []
+        #: the memory of gradients that the library may read, by parameter
+        self._buffers: Dict[int, Any] = {}
+        #: with buffers that are used again, the gradients of the epoch's earlier batches, by parameter
+        self._summed: Dict[int, Any] = {}
+        self._size = 0  # of the state that was described last, in tensors
+
+    def _check_stepped(self) -> None:
+        """Raises ValueError where the optimizer steps others than its factory was given, or in another order."""
+        of = [getattr(one, "copy_of", None) if self.has_copies else one for one in self.stepped]
+        if [id(one) for one in of] != [id(one) for one in self.parameters]:
+            raise ValueError(
+                "the optimizer has other parameters than its factory was given, or in another order: have it made of "
+                "what the factory is given, and give groups of parameters as params"
+            )
 
     def _initialize(self) -> None:
         """Has the optimizer make the tensors that it lacks, by a step that changes no parameter: peers share them from
@@ -176,7 +226,7 @@ class Model:
             return _gpu.is_row(tensor) and tensor.device == device
 
         counters = [self.optimizer.state[one].get("step") for one in self.stepped]
-        if any(isinstance(one, torch.Tensor) and not is_plain(one) for one in counters):
+        if any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in counters):
             return False  # they are counted by the host
         return _gpu.can_step_there(self.stepped, self._link) and self._is_known(is_there)
 
@@ -200,6 +250,14 @@ class Model:
             for one in self.stepped
             for name, value in self.optimizer.state[one].items()
         )
+
+    def _set_counters(self) -> None:
+        """Has the numbers of steps where the library counts them, as float32 in host memory. Torch makes them of its
+        default type."""
+        for one in self.stepped if self.native else ():
+            counter = self.optimizer.state[one].get("step")
+            if isinstance(counter, torch.Tensor) and not is_plain(counter):
+                self.optimizer.state[one]["step"] = counter.to(dtype=torch.float32, device="cpu")
 
     # ---- Beside the parameters
 
@@ -226,34 +284,34 @@ class Model:
         """Before the library waits: what rounds have made of tensors that the trainer changes, too, comes to those that
         have copies, and what the trainer has made of them into the copies."""
         self._publish_shared()
-        for at, (tensor, _) in enumerate(self._shared):
-            self._published[at] = tensor.detach().to(dtype=torch.float32, copy=True)
-        self._download([(values, tensor.detach()) for tensor, values in self._shared])
+        shared = self._shared()
+        for at, (tensor, _) in shared.items():
+            self._published[at] = tensor.to(dtype=torch.float32, copy=True)
+        self._download([(values, tensor) for tensor, values in shared.values()])
 
-    def _find_shared(self) -> List[Tuple[Any, Any]]:
-        """Tensors that are changed between calls, with their copies: extra ones, and what local steps change on a
-        GPU."""
-        parameters = zip(self.stepped, self.live) if self._local and self._link else ()
-        extras = [(tensor, values) for tensor, values, _, is_statistic in self._beside if not is_statistic]
-        return [(one, copy) for one, copy in [*parameters, *extras] if one.data_ptr() != copy.data_ptr()]
+    def _shared(self) -> Dict[int, Tuple[Any, Any]]:
+        """Tensors that are changed between calls, with their copies, by number: extra ones, and what local steps change
+        where it is."""
+        tensors = [(one, live, True) for one, live in zip(self.stepped, self.live)]
+        tensors += [(tensor, values, is_statistic) for tensor, values, _, is_statistic in self._beside]
+        return {
+            at: (tensor.detach(), values)
+            for at, (tensor, values, by_steps) in enumerate(tensors)
+            if (self._follows or not by_steps) and tensor.data_ptr() != values.data_ptr()
+        }
 
     def _publish_shared(self) -> None:
         """Where the trainer has changed one meanwhile, it gets what rounds have changed beside that."""
-        shared = [(at, *self._shared[at], before) for at, before in self._published.items()]
+        pairs = self._shared() if self._published else {}
+        shared = [(at, *pairs[at], before) for at, before in self._published.items()]
         news = [torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) for _, tensor, _, _ in shared]
         self._upload([(came, values) for came, (_, _, values, _) in zip(news, shared)])
         for came, (at, tensor, _, before) in zip(news, shared):
-            now = tensor.detach().to(torch.float32)
+            now = tensor.to(torch.float32)
             new = _rounded(torch.where(now == before, came, now + (came - before)), tensor.dtype)
             # What no round has changed stays as it is: float32 may not hold it.
-            tensor.detach().copy_(torch.where(came == before, tensor.detach(), new))
+            tensor.copy_(torch.where(came == before, tensor, new))
             self._published[at] = came
-
-    def _copy_to_shared(self) -> None:
-        """The copies were loaded: the tensors are as these."""
-        self._published.clear()
-        # Integers have theirs already, which float32 may not hold.
-        _copy((tensor.detach(), values) for tensor, values in self._shared if tensor.is_floating_point())
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -304,19 +362,15 @@ class Model:
 
     def describe(self, tensors: Sequence[Any], codecs: Sequence[str]) -> List[Described]:
         """The tensors of a state, whose memory the result keeps."""
+        self._size = len(tensors)
         return [_described(tensor, codec, in_place=self.on_gpu) for tensor, codec in zip(tensors, codecs)]
 
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""
         names = [f"parameter.{at}" for at in range(len(self.live))]
         names += [f"extra.{at}" for at in range(len(self._extra_tensors))]
-        state = self.optimizer.state_dict()
-        # Settings that are tensors come first, and no checkpoint is gone on from that has some.
-        leaves = nested_flatten(state["param_groups"])
-        names += [f"setting.{at}" for at, _ in enumerate(one for one in leaves if isinstance(one, torch.Tensor))]
-        for at in sorted(state["state"]):
-            kept = state["state"][at]
-            names += [f"optimizer.{at}.{name}" for name in sorted(kept) if isinstance(kept[name], torch.Tensor)]
+        names += _state_names(self.optimizer.state_dict())
+        assert len(names) == self._size, "the library reads one name for each tensor"
         return (ctypes.c_char_p * max(len(names), 1))(*[name.encode() for name in names])
 
     def native_steps(self) -> Tuple[Optional[bytes], Any]:
@@ -365,7 +419,9 @@ class Model:
             for tensor, values, _, _ in self._beside:
                 values.copy_(tensor)
         self._load_numbers(metadata.get("optimizer_metadata"))
-        self._copy_to_shared()
+        self._published.clear()
+        if self._follows:
+            _copy((one.detach(), live) for one, live in zip(self.stepped, self.live))
         self.forget_gradients()
         self.refresh_state()
         return None
@@ -400,12 +456,12 @@ class Model:
                 source = self.parameters[at] if masters is None else masters[at]
                 if source.data_ptr() != live.data_ptr():
                     live.copy_(source)
-        for at, (_, values) in enumerate(self._shared):
-            if any(values is live for live in self.live):
-                self._published.pop(at, None)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
         """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
+        with torch.no_grad():
+            self._publish_shared()
+        self._published.clear()
         before = {one: dict(self.optimizer.state[one]) for one in self.stepped}
         self.optimizer.load_state_dict(state)
         names = {name for one in self.stepped for name in self.optimizer.state[one]}
@@ -420,7 +476,8 @@ class Model:
                         continue
                     if tensor.shape == values.shape and tensor.dtype == values.dtype:
                         loaded[name] = tensor.copy_(values)
-        self._find_statistics()
+        self._set_counters()
+        self._collect()
         self.refresh_state()
 
     # ---- Gradients
@@ -444,18 +501,29 @@ class Model:
                 if parameter.grad is not None:
                     parameter.grad.div_(scale)
             return pointers
+        if self._reuse:
+            self._summed = self._sums_of_batches()
         if self.sums is not None:
             self.sums.add(samples, scale)
             return pointers
-        kept = []
+        self.release_gradients()
         for at, parameter in enumerate(self.parameters):
-            if parameter.grad is None:
-                continue
-            values = self._on_host(parameter.grad)
-            kept.append(values)
-            pointers[at] = _pointer(values)
-        self._buffers = kept
+            if parameter.grad is not None:
+                self._buffers[at] = self._on_host(parameter.grad)
+                pointers[at] = _pointer(self._buffers[at])
         return pointers
+
+    def _sums_of_batches(self) -> Dict[int, Any]:
+        """The gradients, by parameter. RuntimeError where one that earlier batches of the epoch have added up in was
+        cleared or replaced."""
+        for at, before in self._summed.items():
+            if not _adds_up(self.parameters[at].grad, before):
+                raise RuntimeError(
+                    f"the gradient of parameter {at} was cleared or replaced before the epoch has ended, and with it a "
+                    "sum of batches: with reuse_grad_buffers call no zero_grad(), of the model neither, and assign "
+                    "nothing to .grad"
+                )
+        return {at: one.grad for at, one in enumerate(self.parameters) if one.grad is not None}
 
     def take_sums(self, pointers: Any) -> Tuple[float, float]:
         """What the gradients of batches have added up to on a GPU: sets pointers, and returns the number of samples
@@ -465,10 +533,13 @@ class Model:
         for at, values in enumerate(sums):
             if values is not None:
                 pointers[at] = _pointer(values)
+        if samples:
+            self._summed = {}
         return samples, scale
 
     def forget_gradients(self) -> None:
         """Of batches that were taken: they belong to parameters that are no more."""
+        self._summed = {}
         if self.sums is not None:
             self.sums.forget()
 
@@ -476,7 +547,7 @@ class Model:
         """After the library has read them: those of the last batch need no memory while the next one is computed. It
         reads buffers that are used again in later calls, too."""
         if not self._reuse:
-            self._buffers = []
+            self._buffers = {}
 
     @staticmethod
     def _on_host(grad: Any) -> Any:
@@ -486,14 +557,16 @@ class Model:
     def clear_gradients(self) -> None:
         """Begins new sums in the parameters' gradients."""
         self.forget_gradients()
+        self._buffers = {}
         zero_gradients(self.parameters, set_to_none=False)
 
     # ---- Steps
 
     def step(self, gradients: Optional[Sequence[Any]]) -> None:
         """Has the optimizer step, with averaged gradients or, with local updates, with those of the batch."""
-        if self._link and gradients is None and not self.has_copies:
-            self.optimizer.step()  # see exchange()
+        if self._follows:
+            self.optimizer.step()
+            self._find_statistics()
             return
         if not self.has_copies:
             self._publish_parameters()  # a round that went on in the background may have ended in this call
@@ -508,6 +581,8 @@ class Model:
             for one, grad in zip(self.stepped, before):
                 one.grad = grad
         self._collect()
+        if not self._local:
+            self.refresh_state()
 
     def _averages(self, pointers: Sequence[Any]) -> List[Any]:
         """Averaged gradients as those of what the optimizer steps; None where no peer has one."""
@@ -535,8 +610,6 @@ class Model:
         copies = [(live, one.detach()) for one, live in zip(self.stepped, self.live)]
         copies += [(values, tensor.detach()) for tensor, values, _, is_statistic in self._beside if is_statistic]
         self._download([(to, values) for to, values in copies if to.data_ptr() != values.data_ptr()])
-        if not self._local:
-            self.refresh_state()
 
     def publish(self) -> None:
         """The model has what is in the library's memory."""
@@ -545,9 +618,11 @@ class Model:
             self._publish_shared()
 
     def _publish_parameters(self) -> None:
+        if self._follows:
+            return
         copies = []
         for at, (parameter, one, live) in enumerate(zip(self.parameters, self.stepped, self.live)):
-            if one.data_ptr() != live.data_ptr() and not (self._local and self._link):
+            if one.data_ptr() != live.data_ptr():
                 copies.append((one.detach(), self._stage(at, one, live)))
             if parameter is not one:
                 copies.append((parameter.detach(), self._stage(at, parameter, live)))

@@ -14,6 +14,7 @@ from ._ranks import make_ranks
 from ._torch import torch
 from .distributed import LocalOptimizer
 from .joining import addresses_for_others, join_line
+from .optim import steps_of
 from .optimizer import Optimizer
 
 logger = logging.getLogger("cohive.lightning")
@@ -30,10 +31,10 @@ def _api() -> Any:
 class HiveMindScheduler:
     """A schedule that follows the epochs of a run, however often Lightning steps it."""
 
-    def __init__(self, optimizer: Any, scheduler: Any) -> None:
+    def __init__(self, optimizer: Any, scheduler: Any, steps: int = 0) -> None:
         self.__dict__ = {name: value for name, value in scheduler.__dict__.items() if name not in ("step", "__del__")}
         self.optimizer, self.scheduler = optimizer, scheduler
-        self.current_step = self.__dict__.pop("cohive_step", 0)  # of a checkpoint, which Lightning has loaded before
+        self.current_step = self.__dict__.pop("cohive_step", steps)  # of a checkpoint, which Lightning has loaded
 
     def step(self, epoch: Optional[int] = None) -> None:
         """Moves the schedule to the epoch of the run."""
@@ -320,7 +321,9 @@ def make_strategy(package: str) -> type:
                         "The `ReduceLROnPlateau` scheduler is not currently supported with `HivemindStrategy`: it "
                         "follows a loss that peers do not share"
                     )
-                config.scheduler = HiveMindScheduler(opt, config.scheduler)
+                # A checkpoint of lightning-hivemind has no other count than the schedule's own.
+                steps = 0 if self._saved_state is None else steps_of(config.scheduler) - 1
+                config.scheduler = HiveMindScheduler(opt, config.scheduler, steps)
 
         def _turn_off_zero_grad(self) -> None:
             module = self.lightning_module
@@ -368,11 +371,11 @@ def make_strategy(package: str) -> type:
 
         def load_optimizer_state_dict(self, checkpoint: Any) -> None:
             """The optimizer is made collaborative with the first batch: it goes on from this then."""
-            states = checkpoint["optimizer_states"]
+            states = [_with_epoch_beside(state) for state in checkpoint["optimizer_states"]]
             if self._opt is not None:
                 self._opt.load_state_dict(states[0])
                 return
-            super().load_optimizer_state_dict(checkpoint)
+            super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
             if len(states) == 1 and "local_epoch" in states[0]:
                 self._saved_state = states[0]
 
@@ -391,6 +394,15 @@ def make_strategy(package: str) -> type:
     if registry is not None and "hivemind" not in registry:
         registry.register("hivemind", HivemindStrategy, "collaborative training (cohive)", target_batch_size=1024)
     return HivemindStrategy
+
+
+def _with_epoch_beside(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The state of an optimizer with its epoch beside what it keeps of parameters, among which hivemind puts it: torch
+    would take it for a parameter."""
+    inner = dict(state.get("state", {}))
+    if "local_epoch" not in inner:
+        return state
+    return {"local_epoch": inner.pop("local_epoch"), **state, "state": inner}
 
 
 def _made_again(original: Any, groups: Any) -> Any:

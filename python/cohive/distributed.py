@@ -166,7 +166,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         :param changes: whether it changes parameters; default: as the report of a step says
         """
         if self._of_swarm is not None:
-            self._of_swarm._refuse_inside()  # in the handler of a signal: other ranks are in another call
+            self._of_swarm._run.refuse_inside()  # in the handler of a signal: other ranks are in another call
         result, failure = None, None
         if self.leads:
             try:
@@ -369,7 +369,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def shutdown(self) -> None:
         """Leaves the run; on each rank, which waits for no other one. Idempotent."""
         if self._of_swarm is not None:
-            self._of_swarm._refuse_inside()
+            self._of_swarm._run.refuse_inside()
         self._closed = True
         if self._of_swarm is not None:
             self._of_swarm.shutdown()

@@ -68,7 +68,12 @@ class Manager:
         if self._run is not None:
             raise RuntimeError("a Manager serves one LocalSGD or DiLoCo: make another one")
         self._run = Optimizer(dht=self.dht, run_id=self.run_id, **{**self.options, **options})
-        self._run.load_state_from_peers()
+        try:
+            self._run.load_state_from_peers()
+        except BaseException:  # the `with` does not begin then, and nothing would leave the run at its end
+            self._run.shutdown()
+            self._run = None
+            raise
         return self._run
 
     def _stepped(self) -> None:

@@ -7,13 +7,13 @@ import ctypes
 import functools
 import logging
 import math
-import signal
 import threading
 import time
 from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from . import _events, _gpu, _model, _msgpack, _native
 from ._native import Handle, check, lib
+from ._run import Run, unless_closed
 from ._torch import torch
 from .compression import CompressionBase, CompressionInfo, NoCompression
 from .dht import DHT
@@ -40,12 +40,6 @@ logger = logging.getLogger("cohive.train")
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
 #: what schedules change in the groups of an optimizer
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
-#: signals that programs have handlers of; not every system has all
-_SIGNALS = [
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2")
-    if hasattr(signal, name)
-]
 _TWO_WAYS = (
     "Please initialize the optimizer in one of the following two ways:\n"
     "(A) Optimizer(..., params=params, optimizer=lambda params: create_opt(params))\n"
@@ -75,32 +69,6 @@ class _Group(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._group)
-
-
-class _OfThread(threading.local):
-    is_inside = False
-    raised: Optional[BaseException] = None
-    call_handlers: Optional[Callable[[], None]] = None
-
-
-class _Run:
-    """The library's side of an optimizer. Wrappers such as Lightning's copy all attributes of an optimizer: this object
-    is one for all copies, and ends with the last."""
-
-    def __init__(self) -> None:
-        self.handle: Optional[Handle] = None
-        self.calls: Any = None
-        self.closed = False
-        #: of a GPU, on which the trainer queues its work
-        self.stream = 0
-        #: of each thread: whether the library has it, what was raised inside of a callback, and what calls the handlers
-        #: of signals that have come
-        self.of_thread = _OfThread()
-
-    def __del__(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle:
-            lib.cohive_trainer_free(handle)
 
 
 class _Part:
@@ -152,7 +120,6 @@ class _Tracker(Progress):
 
     def __init__(self, of: "Optimizer") -> None:
         self._of = of
-        self.speed = 0.0  #: samples per second of this peer
 
     def is_alive(self) -> bool:
         """Whether the optimizer was not shut down."""
@@ -181,12 +148,13 @@ class _Tracker(Progress):
         """What this peer has done in its epoch."""
         of, seen = self._of, self._of._status()
         peer, now = of.dht.peer_id.to_bytes(), get_dht_time()
-        return LocalTrainingProgress(peer, seen["epoch"], int(seen["own_samples"]), self.speed, now, of.client_mode)
+        speed = self.performance_ema.samples_per_second
+        return LocalTrainingProgress(peer, seen["epoch"], int(seen["own_samples"]), speed, now, of.client_mode)
 
     @property
     def performance_ema(self) -> PerformanceEMA:
         """The measured speed of this peer."""
-        return PerformanceEMA(self.speed)
+        return PerformanceEMA(self._of._run.speed)
 
     @property
     def _own_epoch(self) -> int:
@@ -256,7 +224,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         allow_state_sharing, ...
     :param tracker_opts: min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration, ...
     :param performance_ema_alpha: weight of the newest batch in the measured speed
-    :param shutdown_timeout: seconds that shutdown() takes at most
+    :param shutdown_timeout: seconds that shutdown() takes at most; where steps are delayed, as many for the last one
     :param verbose: internal events are logged as information
     :param full_state_every: parameters travel as 8-bit differences from their last average, and as they are in one of
         so many rounds; 0: always as they are
@@ -320,9 +288,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         verified_share: float = 0.0,
         clip_grad_norm: Optional[float] = None,
     ) -> None:
-        self._run = _Run()
-        self._last_status: Dict[str, Any] = {}
-        self._described: Any = None
         client_mode = dht.client_mode if client_mode is None else client_mode
         delay_optimizer_step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
         if offload_optimizer is None:
@@ -370,12 +335,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             reuse=reuse_grad_buffers,
             local=use_local_updates,
         )
+        self._run = Run(self._model)
         self.opt = self._model.optimizer
         self.scheduler = self._make_scheduler(scheduler, made=self.opt is not optimizer)
         if delay_optimizer_step and not self._model.native:
             logger.warning("%s is no optimizer that cohive knows the steps of: they are not delayed", _name(self.opt))
             delay_optimizer_step = delay_grad_averaging = False
         self.delay_optimizer_step, self.delay_grad_averaging = delay_optimizer_step, delay_grad_averaging
+        self._delays_steps = delay_optimizer_step or (outer_lr is not None and delay_state_averaging)
         # As any optimizer of torch: defaults, hooks and profilers.
         super().__init__([torch.zeros(1, requires_grad=True)], dict(self.opt.defaults))
         self._load_compression = load_state_compression or NoCompression()
@@ -425,9 +392,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             options["share_state"] = False
         self._check_request_timeout(options)
         self._open(options)
-        self.tracker = _Tracker(self)
-        self.state_averager = _Part(self)
-        self.grad_averager = None if use_local_updates else _Part(self)
         self._last_step: Optional[float] = None
 
     # ---- Making it
@@ -489,116 +453,28 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _open(self, options: Mapping[str, Any]) -> None:
         text = _native.options_text({name: value for name, value in options.items() if value is not None})
         handle = Handle()
-        self._run.calls = _native.TrainerCalls(
-            None,
-            _native.STEP_CALL(self._on_step),
-            _native.LOAD_CALL(self._on_load),
-            _native.INTERRUPTED_CALL(self._on_wait),
-            _native.SUMS_CALL(self._on_sums) if self._model.is_asked else _native.SUMS_CALL(),
-        )
         parameters, beside = self._model.arrays()
-        self._checked(
-            lib.cohive_trainer_open,
-            self.dht._open(),
-            text,
-            _native.tensor_array(parameters),
-            len(parameters),
-            _native.tensor_array(beside),
-            len(beside),
-            ctypes.byref(self._run.calls),
-            ctypes.byref(handle),
-        )
-        self._run.handle = Handle(handle.value)
-        _events.close_at_exit(self)
         try:
+            try:
+                self._run.checked(
+                    lib.cohive_trainer_open,
+                    self.dht._open(),
+                    text,
+                    _native.tensor_array(parameters),
+                    len(parameters),
+                    _native.tensor_array(beside),
+                    len(beside),
+                    ctypes.byref(self._run.calls),
+                    ctypes.byref(handle),
+                )
+            finally:  # a handler of a signal may have raised when it was there
+                self._run.handle = Handle(handle.value) if handle.value else None
+            _events.close_at_exit(self._run)
             self._describe()
+            self._status()
         except BaseException:  # nobody gets the trainer, which is in the run already
             self.shutdown()
             raise
-
-    # ---- What the library calls, on this thread
-
-    def _guarded(self, work: Callable[[], bool]) -> int:
-        """0 where it has worked. An exception is raised by the call that the library was in."""
-        try:
-            return 0 if work() else 1
-        except BaseException as error:  # also KeyboardInterrupt, which a C function would swallow
-            self._run.of_thread.raised = error
-            return 1
-
-    def _on_step(self, _: Any, gradients: Any, epoch: int) -> int:
-        def work() -> bool:
-            self._model.step([gradients[at] for at in range(len(self._model.live))] if gradients else None)
-            return True
-
-        return self._guarded(work)
-
-    def _on_load(self, _: Any, metadata: Any, size: int, tensors: Any, count: int, epoch: int) -> int:
-        def work() -> bool:
-            try:
-                told = _msgpack.loads(ctypes.string_at(metadata, size))
-            except (ValueError, RecursionError):  # a donor may have sent anything
-                told = None
-            reason = self._model.load(told, [tensors[at] for at in range(count)])
-            if reason:
-                logger.warning("a state is not taken over: %s", reason)
-            return not reason
-
-        return self._guarded(work)
-
-    def _on_sums(self, _: Any, gradients: Any, samples: Any, scale: Any) -> int:
-        def work() -> bool:
-            self._model.exchange()
-            if self._model.sums is not None:
-                samples[0], scale[0] = self._model.take_sums(gradients)
-            return True
-
-        return self._guarded(work)
-
-    def _on_wait(self, _: Any) -> int:
-        def work() -> bool:
-            if self._run.of_thread.call_handlers is not None:
-                self._run.of_thread.call_handlers()
-            return True
-
-        return self._guarded(work)
-
-    def _checked(self, function: Any, *arguments: Any) -> None:
-        """Calls the library, which may call back; raises what was raised there."""
-        own = self._run.of_thread
-        own.raised = None
-        with _kept_signals() as own.call_handlers:
-            own.is_inside = True
-            try:
-                code = function(*arguments)
-            finally:
-                own.is_inside = False
-            raised, own.raised = own.raised, None  # before handlers, which may call the library again
-        if raised is not None:
-            raise raised
-        check(code)
-
-    def _refuse_inside(self) -> None:
-        """Raises RuntimeError where the library has this thread, and what is to be called would need it, too."""
-        if self._run.of_thread.is_inside:
-            raise RuntimeError(
-                "this optimizer is in another call on this thread, from which this one was made: a handler of a signal "
-                "raises, as by sys.exit(), and what saves or shuts down is where that arrives, as in a finally"
-            )
-
-    def _refuse_now(self) -> None:
-        """Raises RuntimeError where no call can be made, before anything has changed."""
-        self._refuse_inside()
-        if self._run.handle is None or self._run.closed:
-            raise RuntimeError("this optimizer was shut down")
-
-    def _call(self, function: Any, *arguments: Any) -> None:
-        self._refuse_now()
-        self._model.wait_for_copies()
-        if (stream := self._model.stream()) != self._run.stream:
-            check(lib.cohive_trainer_stream(self._run.handle, stream))
-            self._run.stream = stream
-        self._checked(function, self._run.handle, *arguments)
 
     # ---- Its state, as the library knows it
 
@@ -619,8 +495,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         packed = _msgpack.dumps(metadata)
         described = self._model.describe(tensors, codecs)
         steps, statistics = self._model.native_steps()
-        before, self._described = self._described, (described, statistics)  # memory that is read until the next one
-        self._call(
+        before, self._run.described = self._run.described, (described, statistics)
+        self._run.call(
             lib.cohive_trainer_describe,
             _native.data(packed),
             len(packed),
@@ -640,20 +516,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _take_over(self) -> None:
         """After the parameters, or the epoch, have changed."""
         self._model.publish()
+        epoch = self.local_epoch
         if self.scheduler is not None:
             self.opt._opt_called = True  # the library may have stepped, of which torch's scheduler knows nothing
-            follow_epoch(self.scheduler, self.local_epoch)
+            follow_epoch(self.scheduler, epoch)
         if self.use_local_updates:
             self._model.refresh_state()
         self._describe()
 
     def _status(self) -> Dict[str, Any]:
-        if self._run.handle is None or self._run.closed:
-            return self._last_status
-        status = _native.Bytes()
-        check(lib.cohive_trainer_status(self._run.handle, ctypes.byref(status)))
-        self._last_status = _msgpack.loads(_native.taken(status))
-        return self._last_status
+        """As of now; where the trainer was closed, also with its DHT, as of the last call."""
+        if self.is_alive():
+            status = _native.Bytes()
+            with unless_closed():
+                check(lib.cohive_trainer_status(self._run.handle, ctypes.byref(status)))
+                self._run.status = _msgpack.loads(_native.taken(status))
+        return self._run.status
 
     # ---- Training
 
@@ -670,7 +548,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         :param batch_size: samples of this batch; default: batch_size_per_step
         :param grad_scaler: whose scale the gradients have
         """
-        self._refuse_now()
+        self._run.refuse_now()
         if self.auxiliary and (closure is not None or batch_size is not None):
             raise ValueError("auxiliary peers have no batches: call step() without closure and batch_size")
         loss = None
@@ -688,7 +566,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             gradients = self._model.gradients(samples, scale) if counts else None
             if not self._model.is_asked:
                 self._model.exchange()
-            self._call(
+            self._run.may_owe_step = self._delays_steps
+            self._run.call(
                 lib.cohive_trainer_step,
                 gradients,
                 samples if counts else 0,
@@ -717,8 +596,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if waited or before is None or now <= before or samples == 0:
             return
         speed = samples / (now - before)
-        tracker = self.tracker
-        tracker.speed = speed if tracker.speed == 0 else 1 / ((1 - self._alpha) / tracker.speed + self._alpha / speed)
+        run = self._run
+        run.speed = speed if run.speed == 0 else 1 / ((1 - self._alpha) / run.speed + self._alpha / speed)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients of the last batch. ValueError with reuse_grad_buffers, where they are still needed."""
@@ -740,7 +619,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not wait:
             raise ValueError("parameters change inside of calls alone: load_state_from_peers() always waits")
         loaded = ctypes.c_int32()
-        self._call(lib.cohive_trainer_load, ctypes.byref(loaded))
+        self._run.call(lib.cohive_trainer_load, ctypes.byref(loaded))
         if loaded.value:
             if self.reuse_grad_buffers:
                 self._model.clear_gradients()
@@ -750,10 +629,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def average_parameters(self) -> int:
         """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
-        self._refuse_now()
+        self._run.refuse_now()
         group = ctypes.c_uint64()
         self._model.exchange()
-        self._call(lib.cohive_trainer_average, ctypes.byref(group))
+        self._run.call(lib.cohive_trainer_average, ctypes.byref(group))
         self._take_over()
         return group.value
 
@@ -761,18 +640,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Ends the training together with the peers that end theirs now, or an epoch later; those that go on take no
         part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
         nobody else came. Only shutdown() may follow."""
-        self._refuse_now()
+        self._run.refuse_now()
         group = ctypes.c_uint64()
         self._model.exchange()
-        self._call(lib.cohive_trainer_finish, ctypes.byref(group))
+        self._run.call(lib.cohive_trainer_finish, ctypes.byref(group))
+        self._run.may_owe_step = False
         self._model.publish()
+        self._status()
         return group.value
 
     def report_loss(self, loss: float) -> None:
         """Shows the loss of a batch to monitors."""
         if not math.isfinite(loss):
             return
-        self._call(lib.cohive_trainer_loss, float(loss))
+        self._run.call(lib.cohive_trainer_loss, float(loss))
 
     # ---- States
 
@@ -814,13 +695,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """The optimizer's, with "local_epoch" and, where it steps copies of the parameters, these as "masters". After
         shutdown(), too."""
         if self.is_alive():
-            self._call(lib.cohive_trainer_settle)
-            self._take_over()
+            with unless_closed():
+                self._settle()
         state: Dict[str, Any] = self.opt.state_dict()
         state["local_epoch"] = self.local_epoch
         if self._model.has_copies:
             state["masters"] = [live.clone() for live in self._model.live]
         return state
+
+    def _settle(self) -> None:
+        """Waits for what is delayed, and takes it over."""
+        self._run.call(lib.cohive_trainer_settle)
+        self._take_over()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on from what state_dict() gave, here or in hivemind. The model's own parameters are loaded before."""
@@ -830,14 +716,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         masters = state.pop("masters", None)
         if not isinstance(epoch, int) or epoch < 0:
             raise ValueError("local_epoch is a number of epochs, from 0 on")
-        self._call(lib.cohive_trainer_settle)
+        self._run.call(lib.cohive_trainer_settle)
         settings = [{name: group[name] for name in _SCHEDULED if name in group} for group in self.opt.param_groups]
         self._model.load_optimizer({**state, "state": inner})
         self._resume_schedule(settings, epoch)
         self._model.take_parameters(masters)
         self._model.forget_gradients()
         self._describe()
-        self._call(lib.cohive_trainer_restore, epoch)
+        self._run.call(lib.cohive_trainer_restore, epoch)
         self._take_over()
 
     def _resume_schedule(self, settings: List[Dict[str, Any]], epoch: int) -> None:
@@ -854,18 +740,30 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file: its tensors alone. Where the optimizer keeps plain numbers beside
         them, as Adafactor keeps its step, state_dict() has these, too."""
-        self._refuse_now()
+        self._run.refuse_now()
         self._model.exchange()
-        self._call(lib.cohive_trainer_save, str(path).encode())
+        self._run.call(lib.cohive_trainer_save, str(path).encode())
 
     def load_checkpoint(self, path: str) -> int:
         """Goes on from such a file; returns its epoch."""
         epoch = ctypes.c_uint64()
-        self._call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
+        self._run.call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
         self._take_over()
         return epoch.value
 
     # ---- What it knows
+
+    @property
+    def tracker(self) -> _Tracker:
+        return _Tracker(self)
+
+    @property
+    def state_averager(self) -> _Part:
+        return _Part(self)
+
+    @property
+    def grad_averager(self) -> Optional[_Part]:
+        return None if self.use_local_updates else _Part(self)
 
     @property
     def local_epoch(self) -> int:
@@ -899,15 +797,34 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return bool(seen["epoch"] >= seen["global_epoch"] - 1)
 
     def shutdown(self) -> None:
-        """Leaves the run, within shutdown_timeout. Idempotent. RuntimeError, and nothing done, inside of another call
-        on this thread, as in the handler of a signal."""
-        if self._run.handle is None or self._run.closed:
+        """Leaves the run, within shutdown_timeout. Where steps are delayed, it first waits as long at most for the last
+        one; what the handler of a signal raises ends that, and is raised when the run is left. Idempotent.
+        RuntimeError, and nothing done, inside of another call on this thread, as in the handler of a signal."""
+        if not self.is_alive():
             return
-        self._refuse_inside()
-        with contextlib.suppress(RuntimeError):  # its DHT may have been left before
-            self._status()
-        self._run.closed = True
-        check(lib.cohive_trainer_close(self._run.handle))
+        self._run.refuse_inside()
+        try:
+            self._take_last_step()
+        finally:
+            with contextlib.suppress(RuntimeError):
+                self._status()
+            self._run.shutdown()
+
+    def _take_last_step(self) -> None:
+        """Has the model take over a delayed step, if that is made within shutdown_timeout."""
+        run = self._run
+        if run.leaver is not None:  # another thread waits for it, which the end of the run ends
+            return
+        run.leaver = threading.get_ident()
+        if run.inside or not run.may_owe_step:  # a call of another thread has the trainer, who knows for how long
+            return
+        run.of_thread.give_up_at = time.monotonic() + (self.shutdown_timeout or 0)
+        try:
+            self._settle()
+        except _native.CohiveError as error:
+            logger.warning("a step that was delayed may not have come into the model: %s", error)
+        finally:
+            run.of_thread.give_up_at = math.inf
 
     def __repr__(self) -> str:
         return f"cohive.Optimizer({self.opt!r})"
@@ -917,35 +834,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
         return self.__reduce__()
-
-
-@contextlib.contextmanager
-def _kept_signals() -> Iterator[Callable[[], None]]:
-    """Keeps signals from their handlers while the library has the main thread, and gives what calls these; the end
-    does, too. Python would call them at the entry of a callback of C, where what a handler raises is lost."""
-    came: List[Tuple[int, Any]] = []
-    handlers: Dict[int, Callable[..., Any]] = {}
-
-    def keep(number: int, frame: Any) -> None:
-        came.append((number, frame))
-
-    def call_handlers() -> None:
-        while came:
-            number, frame = came.pop(0)
-            handlers[number](number, frame)
-
-    try:
-        for number in _SIGNALS if threading.current_thread() is threading.main_thread() else ():
-            handler = signal.getsignal(number)
-            if callable(handler):
-                handlers[number] = handler
-                signal.signal(number, keep)
-        yield call_handlers
-    finally:
-        for number, handler in handlers.items():
-            if signal.getsignal(number) is keep:  # a handler may have set another one
-                signal.signal(number, handler)
-        call_handlers()
 
 
 def _name(optimizer: Any) -> str:

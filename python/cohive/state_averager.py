@@ -8,6 +8,7 @@ import logging
 import threading
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
+from . import _events
 from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
@@ -96,9 +97,7 @@ class TrainingStateAverager(DecentralizedAverager):
         self.optimizer, self.scheduler = self._make_components(groups, optimizer, scheduler, initialize_optimizer)
         self.opt_keys_for_averaging, self.extra_tensors = tuple(average_opt_statistics), tuple(extra_tensors)
         self.local_epoch = 0
-        self.step_executor = concurrent.futures.ThreadPoolExecutor(
-            2 if delta_rule_averaging else 1, "cohive-state-averager"
-        )
+        self.step_executor = _events.Executor(2 if delta_rule_averaging else 1, "cohive-state-averager")
         self.finished_optimizer_step, self.finished_averaging_round = threading.Event(), threading.Event()
         self.lock_optimizer, self.lock_averaging = threading.Lock(), threading.Lock()
         self.pending_updates: Set[concurrent.futures.Future[None]] = set()
@@ -423,8 +422,8 @@ class TrainingStateAverager(DecentralizedAverager):
     # ---- States
 
     def get_current_state(self) -> Tuple[Any, ...]:
-        """Parameters, extra tensors and the optimizer's state, as newcomers get them."""
-        with torch.no_grad(), self.lock_averaged_tensors:
+        """Parameters, extra tensors and the optimizer's state, as newcomers get them: never in the middle of a step."""
+        with torch.no_grad(), self.lock_optimizer, self.lock_averaged_tensors:
             # Copies: the library reads them while the training goes on.
             parameters = [parameter.detach().cpu() for parameter in self._opt_parameters()]
             extras = [tensor.detach().cpu() for tensor in self.extra_tensors]
@@ -452,7 +451,7 @@ class TrainingStateAverager(DecentralizedAverager):
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             logger.error("a peer shares the state of another model: it is not taken over")
             return None
-        with torch.no_grad(), self.lock_averaged_tensors:
+        with torch.no_grad(), self.lock_optimizer, self.lock_averaged_tensors:
             try:
                 load_optimizer_state(self.optimizer, metadata["optimizer_metadata"], tensors[len(local) :])
             except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -470,4 +469,5 @@ class TrainingStateAverager(DecentralizedAverager):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.step_executor.shutdown(wait=False)
+        # A thread that computes while the interpreter ends may abort the process.
+        self.step_executor.shutdown(self.shutdown_timeout)

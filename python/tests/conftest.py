@@ -94,7 +94,9 @@ def interrupt():
     import time
 
     def run(code, *arguments, after, within):
-        command = [sys.executable, "-c", code, *arguments]
+        # A shell has what it starts in the background ignore the signal.
+        heeds = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        command = [sys.executable, "-c", heeds + code, *arguments]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
         try:
             assert process.stdout.readline() == "waits\n"

@@ -394,6 +394,60 @@ def test_a_step_waits_for_its_own_end(state_averager, monkeypatch):
     assert torch.equal(weight, torch.full((2,), -2.0))
 
 
+def test_a_state_is_none_of_the_middle_of_a_step(state_averager):
+    half_done, goes_on = threading.Event(), threading.Event()
+
+    class InHalves(torch.optim.SGD):
+        def step(self, closure=None):
+            weights = self.param_groups[0]["params"]
+            weights[0].data.add_(1)
+            half_done.set()
+            assert goes_on.wait(20)
+            weights[1].data.add_(1)
+
+    weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
+    averager = state_averager(weights, optimizer=InHalves(weights, lr=1.0), initialize_optimizer=False)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        step = pool.submit(averager.step, optimizer_step=True)
+        assert half_done.wait(20)
+        state = pool.submit(averager.get_current_state)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            state.result(0.2)
+        goes_on.set()
+        step.result(20)
+        assert [float(tensor) for tensor in state.result(20)[1][:2]] == [1, 1]
+
+
+ENDS_IN_A_ROUND = """
+import cohive, torch
+averager = cohive.TrainingStateAverager(
+    dht=cohive.DHT(start=True), optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0), prefix="run",
+    start=True)
+averager.step(averaging_round=True, delay_averaging=True)
+averager.load_state_from_peers(wait=False)
+print("ends", flush=True)
+"""
+
+
+def test_a_script_ends_while_a_round_goes_on_in_the_background():
+    with subprocess.Popen([sys.executable, "-c", ENDS_IN_A_ROUND], stdout=subprocess.PIPE, text=True) as script:
+        try:
+            assert script.stdout.readline() == "ends\n"
+            assert script.wait(20) == 0
+        finally:
+            script.kill()
+
+
+def test_a_state_averager_that_was_shut_down_refuses_steps(state_averager):
+    averager = state_averager([torch.nn.Parameter(torch.zeros(2))], optimizer=functools.partial(torch.optim.SGD, lr=1))
+    averager.step(optimizer_step=True)
+    averager.shutdown()
+    assert not any(thread.name == "cohive-state-averager" for thread in threading.enumerate())
+    for call in (lambda: averager.step(optimizer_step=True), lambda: averager.load_state_from_peers(wait=False)):
+        with pytest.raises(RuntimeError, match="shut down"):
+            call()
+
+
 def test_the_end_of_an_update_is_told_once(state_averager):
     class Counted(threading.Event):
         times = 0

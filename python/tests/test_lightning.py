@@ -97,8 +97,20 @@ def test_zero_grad_is_taken_over_and_given_back(lightning):
     assert model.epochs == [0, 1, 1, 2] and model.optimizer_zero_grad == before
 
 
+def as_lightning_hivemind_saves(path):
+    """The epoch is among what the optimizer keeps of parameters; schedules have no count of their own."""
+    checkpoint = torch.load(path, weights_only=False)
+    (state,) = checkpoint["optimizer_states"]
+    state.pop("masters", None)
+    state["state"]["local_epoch"] = state.pop("local_epoch")
+    for schedule in checkpoint["lr_schedulers"]:
+        del schedule["cohive_step"]
+    torch.save(checkpoint, path)
+
+
+@pytest.mark.parametrize("convert", [lambda path: None, as_lightning_hivemind_saves], ids=["own", "lightning-hivemind"])
 @pytest.mark.parametrize("options", [dict(), dict(offload_optimizer=True)], ids=["plain", "offload"])
-def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
+def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options, convert):
     package, strategy = lightning
 
     def adam(self):
@@ -114,6 +126,7 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options):
     trainer.save_checkpoint(path := tmp_path / "saved.ckpt")
     saved = torch.load(path, weights_only=False)["optimizer_states"][0]
     assert saved["local_epoch"] == 2 and saved["state"][0]["step"] == 3
+    convert(path)
     second = model_of(package, configure_optimizers=adam)
     again = package.Trainer(
         strategy=strategy(target_batch_size=8, **options, **LOCAL), accelerator="cpu", logger=False, max_epochs=2,

@@ -1,5 +1,6 @@
 """cohive.local_sgd: peers that step by themselves come to one model, under the names of torchft."""
 
+import copy
 import threading
 import time
 
@@ -89,14 +90,49 @@ def test_two_peers_learn_one_model(swarm, kind):
         assert 5 * ROUNDS < len(steps) < 20 * ROUNDS
 
 
-def test_sync_averages_now(swarm):
-    models = [torch.nn.Linear(2, 1, bias=False) for _ in range(2)]
+MODELS = {
+    "float32": lambda: torch.nn.Linear(3, 2, bias=False),
+    "bfloat16": lambda: torch.nn.Linear(3, 2, bias=False, dtype=torch.bfloat16),
+    "float64": lambda: torch.nn.Linear(3, 2, bias=False, dtype=torch.float64),
+    "channels last": lambda: torch.nn.Conv2d(2, 2, 2, bias=False).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("way", ["LocalSGD", "DiLoCo", "DiLoCo in the background"])
+def test_local_steps_stay(swarm, way, kind):
+    """Alone, and with an outer optimizer of rate 1, rounds change nothing."""
+    model, manager = MODELS[kind](), Manager(swarm(1)[0], **QUICK)
+    inner, outer = sgd(model, lr=0.125, momentum=0.5), sgd(model, lr=1.0)
+    other = copy.deepcopy(model)
+    alone = sgd(other, lr=0.125, momentum=0.5)
+    if way == "LocalSGD":
+        averaged = LocalSGD(manager, model, inner, sync_every=2)
+    else:
+        averaged = DiLoCo(manager, model, inner, outer, 2, fragment_sync_delay=int(way == "DiLoCo in the background"))
+    with averaged:
+        while manager.current_step() < 2:
+            for weight, optimizer in ((model.weight, inner), (other.weight, alone)):
+                weight.grad = torch.ones_like(weight)
+                optimizer.step()
+            tolerance = 2e-2 if kind == "bfloat16" else 1e-5
+            assert torch.allclose(model.weight, other.weight, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_sync_averages_now(swarm, kind):
+    models = [MODELS[kind]() for _ in range(2)]
+    inners = [sgd(model, momentum=0.5) for model in models]
+    options = dict(QUICK, average_opt_statistics=("momentum_buffer",))
     groups, ready = [0, 0], threading.Barrier(2)
 
     def sync(part, dht):
-        with LocalSGD(Manager(dht, **QUICK), models[part], sgd(models[part]), sync_every=10**6) as averaged:
+        model, inner = models[part], inners[part]
+        with LocalSGD(Manager(dht, **options), model, inner, sync_every=10**6) as averaged:
+            model.weight.grad = torch.full_like(model.weight, float(part))
             with torch.no_grad():
-                models[part].weight.fill_(float(part))
+                model.weight.zero_()
+            inner.step()
             ready.wait(PATIENCE)
             groups[part] = averaged.sync()
 
@@ -106,7 +142,10 @@ def test_sync_averages_now(swarm):
     for thread in threads:
         thread.join(PATIENCE)
     assert groups == [2, 2]
-    assert torch.allclose(models[0].weight, torch.full((1, 2), 0.5), atol=1e-6)
+    for model, inner in zip(models, inners):
+        buffer = inner.state[model.weight]["momentum_buffer"]
+        assert torch.allclose(buffer, torch.full_like(buffer, 0.5), atol=1e-6)
+        assert torch.allclose(model.weight, torch.full_like(buffer, -0.35), atol=2e-3 if kind == "bfloat16" else 1e-6)
     assert torch.equal(models[0].weight, models[1].weight)
 
 

@@ -137,6 +137,26 @@ def test_gradients_add_up_in_reused_buffers(trainer):
         optimizer.zero_grad()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clear", [lambda weight: None, torch.zeros_like], ids=["cleared", "replaced"])
+def test_sums_that_are_lost_get_a_sentence(trainer, clear, dtype):
+    weight, late = model_of(dtype=dtype), model_of()
+    optimizer = trainer(params=[weight, late], optimizer=SGD, reuse_grad_buffers=True, batch_size_per_step=4)
+    for _ in range(2):
+        weight.grad = None  # there is no sum yet
+        for batch in range(4):
+            loss_of(weight, 4).backward()
+            if batch == 2:  # a parameter of which no batch has had a gradient loses nothing
+                loss_of(late, 4).backward()
+            optimizer.step()
+    assert optimizer.local_epoch == 2
+    loss_of(weight, 4).backward()
+    optimizer.step()
+    weight.grad = clear(weight)
+    with pytest.raises(RuntimeError, match="gradient of parameter 0 was cleared or replaced before the epoch"):
+        optimizer.step()
+
+
 def test_a_parameter_without_gradients_stays(trainer):
     used, unused = model_of(), model_of()
     optimizer = trainer(params=[used, unused], optimizer=functools.partial(torch.optim.AdamW, lr=0.1))
@@ -155,6 +175,48 @@ def test_schedules_follow_epochs_and_groups_can_be_written(trainer):
     loss_of(weight, 16).backward()
     optimizer.step(batch_size=16)
     assert torch.equal(weight, before), "a rate of 0 is a step of 0"
+
+
+@pytest.mark.parametrize("offload", [True, False])
+def test_a_default_type_of_torch_is_not_that_of_the_library(trainer, offload):
+    """Float32 copies of parameters, and the numbers of steps, which torch makes of its default type."""
+    dtype = torch.bfloat16 if offload else torch.float32
+    weights = [model_of(dtype=dtype), model_of(dtype=torch.float32)]
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer = trainer(params=weights[:1], optimizer=KINDS["adam"], batch_size_per_step=16)
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["state"][0]["step"] = saved["state"][0]["step"].double()  # as torch saves it
+        optimizer.load_state_dict(saved)
+        other = torch.optim.Adam(weights[1:], lr=0.1)
+        for count in range(4):
+            for weight in weights:
+                weight.grad = torch.full_like(weight, float(count))  # zero at first, as the optimizer begins
+            other.step()
+            if count > 0:
+                optimizer.step()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert statistics_of(optimizer)["step"].item() == 4
+    assert torch.allclose(weights[0].float(), weights[1], atol=1e-2 if offload else 1e-5)
+
+
+def test_copies_are_in_host_memory_whatever_the_default_device():
+    with torch.device("meta"):
+        copies = [*cohive._model.masters_of([model_of()], None), *cohive._gpu._in_a_row([(6,)], torch.float32, False)]
+    assert [one.device.type for one in copies] == ["cpu", "cpu"]
+
+
+@pytest.mark.parametrize("kind", ["adam", "a class of the user's"])
+def test_a_parameter_without_values_is_none_to_step(trainer, kind):
+    weight, empty = model_of(), torch.nn.Parameter(torch.empty(0))
+    optimizer = trainer(params=[empty, weight], optimizer=KINDS[kind])
+    for _ in range(3):
+        (loss_of(weight, 16) + empty.sum()).backward()
+        optimizer.step(batch_size=16)
+        optimizer.zero_grad()
+    assert optimizer.local_epoch == 3 and optimizer.state_dict()["state"][1]["step"] == 4
+    assert not torch.equal(weight, model_of()) and empty.numel() == 0
 
 
 def test_delayed_steps_arrive(trainer):
@@ -254,6 +316,59 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
             one.zero_grad()
         assert one.local_epoch == 4
     assert torch.equal(other, from_file) and not torch.equal(other, values)
+
+
+class Nested(torch.optim.SGD):
+    """One that keeps tensors in lists and dicts, as SOAP and PSGD do."""
+
+    many = 3
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        for one in self.param_groups[0]["params"]:
+            kept = self.state[one]
+            if "GG" not in kept:
+                kept.update(GG=[{"Q": torch.zeros(1)}, *(torch.zeros(1) for _ in range(self.many - 1))], rank=[1, 2])
+            for at, tensor in enumerate([kept["GG"][0]["Q"], *kept["GG"][1:]]):
+                tensor += at + 1
+        return loss
+
+
+class Long(Nested):
+    many = 12
+
+
+@pytest.mark.parametrize("kind", [Nested, Long])
+def test_tensors_in_lists_of_an_optimizer_are_saved(trainer, tmp_path, kind):
+    make, path = functools.partial(kind, lr=0.1, momentum=0.9), tmp_path / "state.safetensors"
+    weight, other = model_of(), model_of()
+    optimizer = trainer(params=[weight], optimizer=make)
+    if kind is Nested:
+        names = [one.decode() for one in optimizer._model.names()]
+        assert names == [
+            "parameter.0",
+            *(f"optimizer.0.GG.{at}" for at in ("0.Q", 1, 2)),
+            "optimizer.0.momentum_buffer",
+        ]
+    train_alone(optimizer, weight)
+    optimizer.save_checkpoint(path)
+    again = trainer(params=[other], optimizer=make)
+    assert again.load_checkpoint(path) == 3 and torch.equal(other, weight)
+    kept, loaded = statistics_of(optimizer), statistics_of(again)
+    assert torch.equal(loaded["momentum_buffer"], kept["momentum_buffer"])
+    assert [one.item() for one in loaded["GG"][1:]] == [4.0 * (at + 1) for at in range(1, kind.many)]
+    assert loaded["GG"][0]["Q"] == kept["GG"][0]["Q"] == 4
+
+
+def test_loaded_statistics_are_those_that_are_averaged(trainer):
+    weight = model_of(dtype=torch.bfloat16)
+    options = dict(offload_optimizer=False, average_opt_statistics=("exp_avg",))
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"], **options)
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["exp_avg"].fill_(3.0)
+    optimizer.load_state_dict(state)
+    optimizer.state_dict()
+    assert torch.equal(statistics_of(optimizer)["exp_avg"], torch.full_like(weight, 3.0))
 
 
 def test_an_optimizer_that_was_used_gets_what_it_lacks(trainer):
@@ -883,6 +998,21 @@ BAD = {
     "plateau": (dict(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau), "ReduceLROnPlateau"),
     "not a number": (dict(matchmaking_time=float("nan")), "matchmaking_time must be a finite number"),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["reordered", "the model's own"])
+def test_an_optimizer_of_other_parameters_gets_a_sentence(swarm, kind, dtype):
+    weights = [model_of(dtype=dtype), model_of(dtype=dtype)]
+
+    def regrouped(groups):
+        own = weights if kind == "the model's own" else groups[0]["params"]
+        own = own if kind == "the model's own" and dtype != torch.float32 else own[::-1]
+        return SGD([dict(params=[one]) for one in own])
+
+    options = dict(QUICK, params=weights, target_batch_size=16)
+    with pytest.raises(ValueError, match="other parameters than its factory was given, or in another order"):
+        Optimizer(dht=swarm(1)[0], optimizer=regrouped, **options)
 
 
 @pytest.mark.parametrize("case", BAD)

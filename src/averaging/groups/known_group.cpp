@@ -76,7 +76,6 @@ void KnownGroup::asked(const PeerId& peer, TimePoint now) {
 }
 
 void KnownGroup::searched(TimePoint now) {
-  if (in_vain_.size() + newcomers_.size() > kMaxLeft) in_vain_.clear();
   for (const PeerId& peer : newcomers_)
     if (!came_.contains(peer)) has_not_come(peer, now);
   newcomers_.clear();
@@ -85,6 +84,7 @@ void KnownGroup::searched(TimePoint now) {
 
 void KnownGroup::has_not_come(const PeerId& newcomer, TimePoint now) {
   if (is_wary_of(newcomer, now)) return;  // nobody has waited for it
+  if (in_vain_.size() >= kMaxLeft) in_vain_.clear();
   InVain& record = in_vain_[newcomer];
   record.asks_again = false;
   if (++record.times >= kOftenInVain) record.pause.begin(now);

@@ -31,8 +31,6 @@ class KnownGroup {
   KnownGroup(PeerId own, std::size_t target_size, Duration newcomers_time, p2p::Reputation& reputation)
       : own_(own), target_size_(target_size), newcomers_time_(newcomers_time), reputation_(reputation) {}
 
-  Duration newcomers_time() const { return newcomers_time_; }
-
   /// A group was found. \param reforms  all its members remember it
   void found(const Group& group, bool reforms, TimePoint now);
   /// Its round has ended. Returns its leader where that has made up members, as far as can be seen: more than did their

@@ -100,7 +100,7 @@ def _tensor_names(structure: Any, name: str) -> Iterator[str]:
 
 
 def _state_names(state: Mapping[str, Any]) -> Iterator[str]:
-    """Those of the tensors of an optimizer's state_dict(), in their order, which checkpoints sort by."""
+    """Names of the tensors of an optimizer's state_dict(), in the order of these, by which checkpoints sort them."""
     for part, kept in sorted(state.items()):
         if part != "state":
             # These are settings, which come first; no checkpoint is gone on from that has some.

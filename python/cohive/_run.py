@@ -166,8 +166,8 @@ class Run:
 
 
 def _weak(method: Callable[..., int]) -> Callable[..., int]:
-    """The same, but it does not keep the object of the method, which keeps it: that ends with its last user then, and
-    not when Python looks for cycles."""
+    """Returns a function that calls the method and does not keep its object, which keeps the function: the object ends
+    with its last user then, and not when Python looks for cycles."""
     weak = weakref.WeakMethod(method)
 
     def call(*arguments: Any) -> int:

@@ -7,9 +7,9 @@ import logging
 import math
 import operator
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
+from . import _events
 from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
@@ -440,7 +440,7 @@ class TrainingAverager(DecentralizedAverager):
         self.parameter_names = tuple(
             parameter_names or (at for group in opt.param_groups for at in range(len(group["params"])))
         )
-        self.step_executor = ThreadPoolExecutor(1, "cohive-training-averager")
+        self.step_executor = _events.Executor(1, "cohive-training-averager")
         self.lock_averager_step = threading.Lock()
         with torch.no_grad():
             averaged = [tensor.detach().cpu().float().clone() for tensor in self.local_tensors()]
@@ -529,4 +529,4 @@ class TrainingAverager(DecentralizedAverager):
 
     def shutdown(self) -> None:
         super().shutdown()
-        self.step_executor.shutdown(wait=False)
+        self.step_executor.shutdown(self.shutdown_timeout)

@@ -419,18 +419,23 @@ def test_a_state_is_none_of_the_middle_of_a_step(state_averager):
 
 
 ENDS_IN_A_ROUND = """
-import cohive, torch
-averager = cohive.TrainingStateAverager(
-    dht=cohive.DHT(start=True), optimizer=torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0), prefix="run",
-    start=True)
-averager.step(averaging_round=True, delay_averaging=True)
+import cohive, sys, torch
+optimizer, options = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0), dict(prefix="run", start=True)
+if sys.argv[1] == "TrainingStateAverager":
+    averager = cohive.TrainingStateAverager(dht=cohive.DHT(start=True), optimizer=optimizer, **options)
+    averager.step(averaging_round=True, delay_averaging=True)
+else:
+    averager = cohive.TrainingAverager(
+        optimizer, average_parameters=True, average_gradients=False, dht=cohive.DHT(start=True), **options)
+    averager.step(wait=False)
 averager.load_state_from_peers(wait=False)
 print("ends", flush=True)
 """
 
 
-def test_a_script_ends_while_a_round_goes_on_in_the_background():
-    with subprocess.Popen([sys.executable, "-c", ENDS_IN_A_ROUND], stdout=subprocess.PIPE, text=True) as script:
+@pytest.mark.parametrize("kind", ["TrainingStateAverager", "TrainingAverager"])
+def test_a_script_ends_while_a_round_goes_on_in_the_background(kind):
+    with subprocess.Popen([sys.executable, "-c", ENDS_IN_A_ROUND, kind], stdout=subprocess.PIPE, text=True) as script:
         try:
             assert script.stdout.readline() == "ends\n"
             assert script.wait(20) == 0

@@ -8,6 +8,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "core/detail/bounded_parse.hpp"
+#include "p2p/detail/peer_account.hpp"
 #include "protocol.hpp"
 
 namespace cohive::dht {
@@ -75,8 +76,7 @@ Task<Result<std::string>> Protocol::authorized(Handler handler, PeerId caller, s
 }
 
 std::string Protocol::network_of_caller(const PeerId& caller) const {
-  const auto address = host.remote_address(caller);
-  return address ? network_of(*address) : caller.binary();
+  return p2p::network_of_peer(host, caller);
 }
 
 bool Protocol::allows(const PeerId& caller, std::size_t cost) {

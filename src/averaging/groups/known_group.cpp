@@ -83,7 +83,7 @@ void KnownGroup::searched(TimePoint now) {
 }
 
 void KnownGroup::has_not_come(const PeerId& newcomer, TimePoint now) {
-  if (is_wary_of(newcomer, now)) return;  // nobody has waited for it
+  if (is_wary_of(newcomer, now)) return;
   if (in_vain_.size() >= kMaxLeft) in_vain_.clear();
   InVain& record = in_vain_[newcomer];
   record.asks_again = false;

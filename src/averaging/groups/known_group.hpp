@@ -70,10 +70,9 @@ class KnownGroup {
   bool is_here(const Peers& others, std::size_t least, TimePoint began, TimePoint now) const {
     if (!is_led_here() || others.size() + 1 < least) return false;
     const auto here = [&](const PeerId& peer) { return peer == own_ || others.contains(peer); };
-    const auto here_or_late = [&](const PeerId& peer) {
-      return now >= began + newcomers_time_ || here(peer) || is_wary_of(peer, now);
-    };
-    return std::ranges::all_of(reforming_->members, here) && std::ranges::all_of(newcomers_, here_or_late);
+    if (!std::ranges::all_of(reforming_->members, here)) return false;
+    if (now >= began + newcomers_time_) return true;
+    return std::ranges::all_of(newcomers_, [&](const PeerId& peer) { return here(peer) || is_wary_of(peer, now); });
   }
 
   /// Another peer averages under our key.
@@ -120,11 +119,12 @@ class KnownGroup {
     bool asks_again = false;
   };
   bool is_forged(const RoundEnd& end) const;
-  /// Whether it is a newcomer that is not waited for, whoever it is.
+  /// Whether the group does not wait for this newcomer: it has never averaged with us, and another such newcomer has
+  /// lately been waited for in vain.
   bool is_wary_of(const PeerId& newcomer, TimePoint now) const {
     return now < wary_until_ && !reputation_.has_history(newcomer);
   }
-  /// A newcomer has not come.
+  /// Remembers that the newcomer was waited for in vain, if it was waited for.
   void has_not_come(const PeerId& newcomer, TimePoint now);
   /// The member that leads after the leader.
   std::optional<PeerId> successor() const;

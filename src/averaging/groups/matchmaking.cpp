@@ -7,12 +7,11 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
-#include "cohive/core/memory_budget.hpp"
-#include "cohive/core/network_of.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "core/detail/bounded_parse.hpp"
+#include "p2p/detail/peer_account.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -35,11 +34,6 @@ proto::MessageFromLeader message_of(proto::MessageCode code) {
   proto::MessageFromLeader message;
   message.set_code(code);
   return message;
-}
-
-MemoryBudget::Charge charge_for(const p2p::Host& host, const PeerId& peer) {
-  const auto address = host.remote_address(peer);
-  return address ? MemoryBudget::Charge(host.memory().account(peer, *address)) : MemoryBudget::Charge();
 }
 
 Task<Result<>> send(rpc::ServerStream& stream, proto::MessageFromLeader message, Deadline deadline) {
@@ -143,7 +137,8 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
         !parse_bounded(request, (*received)->view()))
       co_return Error(cohive::Errc::malformed, peer, "join request");
   }
-  auto charge = charge_for(context_.finder.dht.host(), peer);  // it stays with us for longer than the call's own bytes
+  // The request stays with us when the bytes of the call have been given back.
+  auto charge = p2p::charge_for(context_.finder.dht.host(), peer);
   if (!charge.add(request.ByteSizeLong())) co_return Error(cohive::Errc::limit_exceeded, peer, "no room for a request");
   context_.known.asked(peer, context_.runtime.now());
   const std::string& key = request.group_key();
@@ -221,16 +216,11 @@ bool Matchmaking::welcomes(const PeerId& newcomer, const proto::JoinRequest& req
   if (!context_.known.is_led_here() || !fits(request) || !context_.admits(newcomer)) return false;
   if (held_.contains(newcomer) || welcome_.size() >= kMostWelcome || request.ByteSizeLong() > kLargeRequest)
     return false;
-  const std::string network = network_of(newcomer);
+  const std::string network = p2p::network_of_peer(context_.finder.dht.host(), newcomer);
   const auto is_near = [&](const auto& one) { return one.second == network; };
   if (std::cmp_greater_equal(std::ranges::count_if(welcome_, is_near), kMostOfNetwork)) return false;
   context_.met(newcomer);
   return context_.known.is_led_here();  // a full group does not meet again
-}
-
-std::string Matchmaking::network_of(const PeerId& peer) const {
-  const auto address = context_.finder.dht.host().remote_address(peer);
-  return address ? cohive::network_of(*address) : peer.binary();
 }
 
 /// Where a newcomer finds the group that it asks for; nothing where it may join one here. Peers whose group has not met
@@ -259,7 +249,7 @@ Task<Result<>> Matchmaking::hold(rpc::ServerStream& stream, PeerId peer, Duratio
   const auto may_come = [&] { return member ? context_.known.may_expect(peer) : context_.known.is_led_here(); };
   if (!ready() && runtime.now() >= end) co_return ok();
   const auto kept = held_.insert(peer);
-  if (!member) welcome_[peer] = network_of(peer);
+  if (!member) welcome_[peer] = p2p::network_of_peer(context_.finder.dht.host(), peer);
   const auto released = on_exit([&] {
     held_.erase(kept);
     if (!member) welcome_.erase(peer);

@@ -36,7 +36,6 @@ class Matchmaking final : public GroupFinder {
   Task<Result<>> serve_join(rpc::ServerStream& stream);
   bool stays_apart(const Group& group, const SearchPlan& plan);
   bool welcomes(const PeerId& newcomer, const proto::JoinRequest& request);
-  std::string network_of(const PeerId& peer) const;
   std::optional<proto::MessageFromLeader> guidance(const PeerId& newcomer) const;
   bool fits(const proto::JoinRequest& request) const;
   Task<Result<>> hold(rpc::ServerStream& stream, PeerId peer, Duration limit, bool member);

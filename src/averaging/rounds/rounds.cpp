@@ -9,6 +9,7 @@
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
 #include "core/detail/bounded_parse.hpp"
+#include "p2p/detail/peer_account.hpp"
 #include "receive_while_moving.hpp"
 
 namespace cohive::averaging {
@@ -107,12 +108,6 @@ bool Rounds::may_hold(const PeerId& peer) const {
   return held_.size() < limits_.streams && own < limits_.streams_of_a_peer;
 }
 
-/// What waits here counts like what no reader has taken yet.
-MemoryBudget::Charge Rounds::charge_for(const PeerId& peer) const {
-  const auto address = host_.remote_address(peer);
-  return address ? MemoryBudget::Charge(host_.memory().account(peer, *address)) : MemoryBudget::Charge();
-}
-
 /// Refuses streams of the greediest peer until there is room for those of the others.
 void Rounds::evict() {
   std::size_t total = 0;
@@ -158,7 +153,7 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   auto message = parse_part(**first);
   if (!message) co_return message.error();
   const TimePoint arrival = runtime_.now();
-  auto memory = charge_for(stream.peer());
+  auto memory = p2p::charge_for(host_, stream.peer());  // what waits here counts like what no reader has taken yet
   if (!may_hold(stream.peer()) || !memory.add((*first)->size()))
     co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
   const auto held =

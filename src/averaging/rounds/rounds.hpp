@@ -88,7 +88,6 @@ class Rounds {
     MemoryBudget::Charge memory;
     bool refused = false;  // to make room
   };
-  MemoryBudget::Charge charge_for(const PeerId& peer) const;
   enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
 
   /// What may still be shown of a round that has ended.

@@ -1,5 +1,7 @@
 #include "uploads.hpp"
 
+#include "p2p/detail/peer_account.hpp"
+
 namespace cohive::averaging {
 namespace {
 
@@ -31,8 +33,7 @@ bool Uploads::has_room(const PeerId& peer, const std::string& network) const {
 }
 
 Task<Uploads::Slot> Uploads::acquire(PeerId peer, Deadline deadline) {
-  const auto address = host_.remote_address(peer);
-  std::string network = address ? network_of(*address) : peer.binary();
+  std::string network = p2p::network_of_peer(host_, peer);
   while (!has_room(peer, network))
     if (!co_await changed_.wait(deadline)) co_return Slot();
   co_return Slot(*this, peer, std::move(network));

@@ -72,6 +72,22 @@ struct V {
   static unsigned reached(F x, F bound) {
     return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(x, bound, _CMP_GE_OQ)));
   }
+  /// For each set of lanes their numbers, ascending.
+  struct LanesOf {
+    constexpr LanesOf() {
+      for (unsigned set = 0; set < 256; ++set)
+        for (unsigned lane = 0, at = 0; lane < 8; ++lane)
+          if ((set >> lane & 1) != 0) lanes[set][at++] = static_cast<std::uint8_t>(lane);
+    }
+    std::uint8_t lanes[256][8] = {};
+  };
+  /// The places of what was reached of a vector that begins at `first`, ascending; kLanes of them may be written.
+  static void put_places(std::uint16_t* to, std::size_t first, unsigned reached) {
+    static constexpr LanesOf kLanesOf;
+    const __m128i lanes = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(kLanesOf.lanes[reached])));
+    const __m128i places = _mm_add_epi16(lanes, _mm_set1_epi16(static_cast<short>(first)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), places);
+  }
   /// A true comparison is -1.
   struct Counter {
     Counter() : found(_mm256_setzero_si256()) {}

@@ -62,6 +62,13 @@ struct V {
   }
 
   static unsigned reached(F x, F bound) { return _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ); }
+  /// The places of what was reached of a vector that begins at `first`, ascending; kLanes of them may be written.
+  static void put_places(std::uint16_t* to, std::size_t first, unsigned reached) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i places = _mm512_add_epi32(_mm512_set1_epi32(static_cast<int>(first)), lane);
+    const __m512i packed = _mm512_maskz_compress_epi32(static_cast<__mmask16>(reached), places);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(packed));
+  }
   struct Counter {
     Counter() : found(_mm512_setzero_si512()) {}
     void add(F x, F bound) {

@@ -216,13 +216,21 @@ std::size_t count_from(const float* in, float least, std::size_t count) {
 std::size_t places_from(const float* in, float least, std::uint16_t* places, std::size_t count) {
   const V::F bound = V::set(least);
   std::size_t found = 0;
-  const auto note = [&](std::size_t first, unsigned reached) {
-    for (; reached != 0; reached &= reached - 1)
-      places[found++] = static_cast<std::uint16_t>(first + static_cast<unsigned>(__builtin_ctz(reached)));
-  };
   for_lanes(
-      count, [&](std::size_t i) { note(i, V::reached(V::abs(V::load(in + i)), bound)); },
-      [&](std::size_t i, std::size_t n) { note(i, V::reached(V::abs(V::load_n(in + i, n)), bound)); });
+      count,
+      [&](std::size_t i) {
+        const unsigned reached = V::reached(V::abs(V::load(in + i)), bound);
+        V::put_places(places + found, i, reached);
+        found += static_cast<unsigned>(__builtin_popcount(reached));
+      },
+      [&](std::size_t i, std::size_t n) {
+        const unsigned reached = V::reached(V::abs(V::load_n(in + i, n)), bound);
+        std::uint16_t here[V::kLanes];
+        V::put_places(here, i, reached);
+        const auto rest = static_cast<unsigned>(__builtin_popcount(reached));
+        __builtin_memcpy(places + found, here, rest * sizeof *here);
+        found += rest;
+      });
   return found;
 }
 

@@ -50,6 +50,7 @@ struct V {
   }
 
   static unsigned reached(F x, F bound) { return x >= bound ? 1 : 0; }
+  static void put_places(std::uint16_t* to, std::size_t first, unsigned) { *to = static_cast<std::uint16_t>(first); }
   struct Counter {
     void add(F x, F bound) { found += reached(x, bound); }
     std::size_t total() const { return found; }

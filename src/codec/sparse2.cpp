@@ -205,16 +205,17 @@ std::uint16_t level_bits(double sum, std::size_t count) {
 }
 
 Levels levels_of(const float* block, std::span<const std::uint16_t> places) {
-  double sum = 0, high = 0;
+  double sum = 0, excess = 0;  // excess: of what lies above the border, by how much
   for (const auto place : places) sum += std::fabs(static_cast<double>(block[place]));
   Levels levels;
   levels.border = static_cast<float>(sum / static_cast<double>(places.size()));
   std::size_t above = 0;
-  for (const auto place : places) {
+  for (const auto place : places) {  // without branches, which half of the values would take
     const float magnitude = std::fabs(block[place]);
-    high += magnitude > levels.border ? static_cast<double>(magnitude) : 0.0;
+    excess += static_cast<double>(std::max(magnitude, levels.border)) - static_cast<double>(levels.border);
     above += magnitude > levels.border;
   }
+  const double high = excess + static_cast<double>(above) * static_cast<double>(levels.border);
   levels.low = level_bits(sum - high, places.size() - above);  // the smallest one is not above the mean of all
   levels.high = above > 0 ? level_bits(high, above) : levels.low;
   return levels;

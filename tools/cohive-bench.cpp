@@ -146,6 +146,8 @@ int main(int argc, char** argv) {
       ->transform(tools::whole(1, 1000));
   fitted_links->add_option("--step", settings.step_seconds, "seconds of a local step (default 0.2)")
       ->transform(tools::real(0.001, 3600));
+  fitted_links->add_option("--fragments", settings.fragments, "parts of the model, averaged in turn (default 1)")
+      ->transform(tools::whole(1, 64));
   auto* allreduce = app.add_subcommand("allreduce", "averaging rounds, group forming included");
   auto* faults =
       app.add_subcommand("faults", "simulated averaging in which something goes wrong; failing seeds on stderr");

@@ -78,20 +78,20 @@ double FittedSwarm::computing(Duration time) {
   return least;
 }
 
-FittedRun run_fitted(Line line, std::size_t trainers, std::size_t parameters, Duration step, Duration first,
-                     Duration then) {
-  FittedSwarm swarm(parameters);
-  for (std::size_t i = 0; i < trainers; ++i) swarm.add(line, step);
+FittedRun run_fitted(const FittedScenario& scenario) {
+  FittedSwarm swarm(scenario.parameters);
+  swarm.options.outer_optimizer->fragments = scenario.fragments;
+  for (std::size_t i = 0; i < scenario.trainers; ++i) swarm.add(scenario.line, scenario.step);
   const auto all_train = [&swarm] {
     return std::ranges::all_of(swarm.trainers, [](const auto& trainer) { return trainer->steps > 0; });
   };
   for (int tries = 0; tries < kLongestJoin && !all_train(); ++tries) swarm.net.pass(10s);
   FittedRun report;
-  report.first_computing = swarm.computing(first);
+  report.first_computing = swarm.computing(scenario.first);
   const auto& one = *swarm.trainers.front();
   const std::uint64_t steps = one.steps;
   const std::size_t rounds = one.rounds;
-  report.computing = swarm.computing(then);
+  report.computing = swarm.computing(scenario.then);
   report.steps =
       static_cast<double>(one.steps - steps) / static_cast<double>(std::max<std::size_t>(1, one.rounds - rounds));
   report.told = one.run->stats().rounds;

@@ -63,8 +63,16 @@ struct FittedRun {
   double steps = 0;            ///< local ones of a round, on average
   std::string told;            ///< by the trainers, of their rounds, last
 };
-/// Runs `trainers` alike: until all have downloaded the state, for `first`, in which they agree, and for `then`.
-FittedRun run_fitted(Line line, std::size_t trainers, std::size_t parameters, Duration step, Duration first,
-                     Duration then);
+/// Trainers that are alike, and for how long they train once all have downloaded the state.
+struct FittedScenario {
+  Line line;  ///< of each
+  std::size_t trainers = 4;
+  std::size_t parameters = 1'000'000;  ///< of the model
+  int fragments = 1;
+  Duration step = 100ms;  ///< what a local step takes
+  Duration first = 2min;  ///< in which they agree
+  Duration then = 3min;
+};
+FittedRun run_fitted(const FittedScenario& scenario);
 
 }  // namespace cohive::sim

@@ -27,7 +27,7 @@ std::string told(const FittedSwarm& swarm) {
 class LinksOfTrainers : public ::testing::TestWithParam<Line> {};
 
 TEST_P(LinksOfTrainers, AreHiddenBehindTheTrainingWithoutAFlag) {
-  const auto report = sim::run_fitted(GetParam(), 4, 5 * kParameters, 100ms, 2min, 3min);
+  const auto report = sim::run_fitted({.line = GetParam(), .parameters = 5 * kParameters});
   SCOPED_TRACE(report.told);
   EXPECT_GE(report.computing, 0.95);
   EXPECT_LE(report.steps, 500);

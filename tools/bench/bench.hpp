@@ -29,6 +29,7 @@ struct Settings : Simulated {
   std::size_t connections = 0;                ///< of each trainer of train-sim, about; 0: as hosts have it
   std::size_t model_millions = 10;            ///< of fitted-links: parameters
   double step_seconds = 0.2;                  ///< of fitted-links
+  int fragments = 1;                          ///< of fitted-links: OuterOptimizer::fragments
   double gets_per_minute = 1200;              ///< of virtual time, of the whole swarm of dht-sim
   std::vector<std::string> roles;             ///< of adversary: one hostile peer of each, in every run
   std::size_t tensors_megabytes = 512;        ///< of memory: averaged

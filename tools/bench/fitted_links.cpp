@@ -15,9 +15,13 @@ nlohmann::json fitted_links(const Settings& settings) {
   nlohmann::json rows = nlohmann::json::array();
   std::cerr << log::format("{:>12} {:>10} {:>10} {:>7}  {}\n", "Mbit/s", "first", "computing", "steps", "told");
   for (const sim::Line line : kLines) {
-    const auto run =
-        sim::run_fitted(line, settings.peers, settings.model_millions * kMillion, from_seconds(settings.step_seconds),
-                        while_they_agree, from_seconds(settings.minutes * 60) - while_they_agree);
+    const auto run = sim::run_fitted({.line = line,
+                                      .trainers = settings.peers,
+                                      .parameters = settings.model_millions * kMillion,
+                                      .fragments = settings.fragments,
+                                      .step = from_seconds(settings.step_seconds),
+                                      .first = while_they_agree,
+                                      .then = from_seconds(settings.minutes * 60) - while_they_agree});
     std::cerr << log::format("{:>12} {:>9.1f}% {:>9.1f}% {:>7.0f}  {}\n", log::format("{}/{}", line.down, line.up),
                              100 * run.first_computing, 100 * run.computing, run.steps, run.told);
     rows.push_back({{"down", line.down},
@@ -30,6 +34,7 @@ nlohmann::json fitted_links(const Settings& settings) {
   return {{"benchmark", "fitted-links"},
           {"trainers", settings.peers},
           {"parameters", settings.model_millions * kMillion},
+          {"fragments", settings.fragments},
           {"step_seconds", settings.step_seconds},
           {"minutes", settings.minutes},
           {"lines", rows}};

@@ -18,7 +18,7 @@ while (($#)); do
       ;;
     --no-install) install=0 ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     *) die "unknown option '$1' (see --help)" ;;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/demo.sh [--seconds N] [--text FILE-OR-FOLDER] [--keep]
+# tools/demo.sh [--seconds N] [--text FILE-OR-FOLDER] [--keep] [--no-apt]
 #
 # Installs what is missing, builds, and lets a swarm train a model together on this machine: one bootstrap node and
 # three trainers. In the middle one trainer is killed and a new one joins and downloads the state. Ends by itself with
@@ -7,25 +7,29 @@
 #   --seconds N   how long to train (default 60)
 #   --text PATH   what to train on (default: the King James Bible of Debian's package bible-kjv)
 #   --keep        keep logs and parameters in build/demo
+#   --no-apt      leave Debian's packages alone
 
 . "$(dirname "$0")/lib.sh"
 
 seconds=60
 text=''
 keep=false
+install_options=()
 while (($#)); do
   case $1 in
     --seconds) seconds=${2:?--seconds needs a number}; shift 2 ;;
-    --text) text=${2:?--text needs a path}; shift 2 ;;
+    --text) text=$(from_caller "${2:?--text needs a path}"); shift 2 ;;
     --keep) keep=true; shift ;;
-    -h | --help) usage "$0"; exit ;;
+    --no-apt) install_options+=(--no-apt); shift ;;
+    -h | --help) usage; exit ;;
     *) printf 'demo.sh: unknown option %s (see --help)\n' "$1" >&2; exit 2 ;;
   esac
 done
 [[ $seconds =~ ^[0-9]+$ ]] && ((seconds >= 40)) || { echo 'demo.sh: --seconds needs a whole number of at least 40' >&2; exit 2; }
 [[ -z $text || -r $text ]] || { printf 'demo.sh: cannot read %s\n' "$text" >&2; exit 2; }
 
-tools/install-deps.sh
+tools/install-deps.sh "${install_options[@]}"
+[[ -n $text ]] || need bible
 configure release -DCOHIVE_WERROR=ON -DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON # as test.sh: one build serves both
 build release cohive-bootstrap cohive-train cohive-monitor
 

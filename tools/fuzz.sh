@@ -21,7 +21,7 @@ while (($#)); do
       ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     -*) die "unknown option '$1' (see --help)" ;;

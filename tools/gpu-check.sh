@@ -22,7 +22,6 @@
 #   --only PART...  these parts only
 #   --no-apt        leave Debian's packages alone
 
-called_in=$PWD
 . "$(dirname "$0")/lib.sh"
 
 all_parts=(tests memcheck racecheck synccheck initcheck bench train convergence)
@@ -33,7 +32,7 @@ while (($#)); do
   case $1 in
     --prebuilt | --pack)
       [[ -n ${2:-} ]] || die "$1 needs a folder"
-      mode=${1#--} folder=$(cd "$called_in" && realpath -m "$2")
+      mode=${1#--} folder=$(from_caller "$2")
       shift
       ;;
     --only)
@@ -46,7 +45,7 @@ while (($#)); do
       ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     *) die "unknown option '$1' (see --help)" ;;

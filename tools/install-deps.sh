@@ -88,7 +88,7 @@ for option in "$@"; do
     --browser) apt_packages+=(chromium fonts-dejavu-core) ;;
     --docs) apt_packages+=(doxygen mkdocs mkdocs-material) ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     *) die "unknown option '$option' (see --help)" ;;

@@ -1,5 +1,6 @@
 # What the scripts beside this file share; sourced, not run. Leaves the shell in the repository's root.
 set -euo pipefail
+script=$(realpath "$0") called_in=$PWD
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)"
 cd "$root"
 deps="$root/.deps" # everything installed for this repository alone
@@ -21,8 +22,11 @@ need() {
   done
 }
 
-# usage FILE: prints the comment at the top of a script, which is its manual.
-usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$1"; }
+# usage: prints the comment at the top of the script, which is its manual.
+usage() { sed -n '2,/^$/s/^# \{0,1\}//p' "$script"; }
+
+# from_caller PATH: prints a path that a user has given, relative to the folder where the script was called.
+from_caller() { if [[ $1 == /* ]]; then echo "$1"; else echo "$called_in/$1"; fi; }
 
 # take_no_apt OPTIONS...: of a script with no options but --no-apt, which goes to install_options, and --help.
 take_no_apt() {
@@ -31,7 +35,7 @@ take_no_apt() {
     case $option in
       --no-apt) install_options+=(--no-apt) ;;
       -h | --help)
-        usage "$0"
+        usage
         exit
         ;;
       *) die "unknown option '$option' (see --help)" ;;

@@ -33,7 +33,7 @@ while (($#)); do
     --no-interop) interop=0 ;;
     --no-apt) install_options+=(--no-apt) ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     --)

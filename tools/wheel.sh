@@ -21,11 +21,11 @@ while (($#)); do
     --no-apt) install_options+=(--no-apt) ;;
     --out)
       (($# > 1)) || die '--out needs a folder'
-      out=$(realpath -m "$2")
+      out=$(from_caller "$2")
       shift
       ;;
     -h | --help)
-      usage "$0"
+      usage
       exit
       ;;
     *) die "unknown option '$1' (see --help)" ;;

@@ -117,7 +117,9 @@ Result<std::string> read_token(const std::string& path) {
   const auto printable = [](unsigned char c) { return c > 0x20 && c < 0x7f; };
   if (token.empty() || token.size() > kMaxToken || !std::ranges::all_of(token, printable))
     return Error(cohive::Errc::invalid_argument,
-                 "the first line of the token file " + path + " must be a token of letters and digits");
+                 log::format("the first line of the token file {} must be a token: 1 to {} printable ASCII characters, "
+                             "without spaces",
+                             path, kMaxToken));
   return token;
 }
 

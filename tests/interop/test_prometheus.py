@@ -117,6 +117,14 @@ def test_rules_and_configuration_are_valid():
     promtool("check", "config", MONITORING / "prometheus.yml")
 
 
+def test_what_is_scraped_is_what_the_document_starts():
+    """A target that nobody starts would be a node that is down."""
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", (MONITORING / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    targets = [target for job in jobs for group in job["static_configs"] for target in group["targets"]]
+    assert sorted(targets) == sorted(re.findall(r"127\.0\.0\.1:\d+", commands))
+
+
 def test_the_targets_that_the_document_shows_are_read(tmp_path):
     """promtool reads the files of file_sd_configs, too."""
     (targets,) = re.findall(r"^```yaml\n(.*?)^```$", (MONITORING / "targets/README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -98,6 +98,23 @@ class Debian(unittest.TestCase):
         for script in ("postinst", "prerm", "postrm"):
             run("sh", "-n", "-c", run("dpkg-deb", "-I", packages["cohive-train"], script))
 
+    def test_no_trainer_stays_enabled_where_the_package_is_removed(self):
+        if not shutil.which("systemctl"):
+            self.skipTest("there is no systemd")
+        system = Path(work.name, "systemd")
+        unit = system / "usr/lib/systemd/system/cohive-train@.service"
+        unit.parent.mkdir(parents=True)
+        unit.write_text((ROOT / "tools/cohive-train@.service.in").read_text().replace("@BINDIR@", "/usr/bin"))
+        run("systemctl", f"--root={system}", "enable", "cohive-train@stories", "cohive-train@songs")
+        wanted = system / "etc/systemd/system/multi-user.target.wants"
+        self.assertEqual(len(list(wanted.iterdir())), 2)
+        script = (ROOT / "packaging/debian/trainer/prerm").read_text().replace("/run/systemd/system", str(system))
+        here = f'systemctl() {{ command systemctl --root={system} "$@"; }}\n'
+        run("sh", "-c", here + script, "prerm", "upgrade")
+        self.assertEqual(len(list(wanted.iterdir())), 2)
+        run("sh", "-c", here + script, "prerm", "remove")
+        self.assertEqual(list(wanted.iterdir()) if wanted.exists() else [], [])
+
     def test_every_program_has_a_manual_page_and_a_completion(self):
         for path in programs():
             with self.subTest(program=path.name):

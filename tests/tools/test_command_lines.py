@@ -1,4 +1,5 @@
-"""What all programs have in common on the command line: options as flags, variables and lines of a file, units, --help.
+"""What all programs have in common on the command line: options as flags, variables and lines of a file, units, --help;
+and what scripts make of the folder in which they are called.
 
 Usage: test_command_lines.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
 """
@@ -17,7 +18,9 @@ from pathlib import Path
 import shell
 from shell import PATIENCE, bootstrap, environment, programs, run, started
 
-MANUAL = Path(__file__).resolve().parents[2] / "packaging/manual.py"
+ROOT = Path(__file__).resolve().parents[2]
+MANUAL = ROOT / "packaging/manual.py"
+TOOLS = ROOT / "tools"
 ALL = ("cohive-bootstrap", "cohive-train", "cohive-monitor", "cohive-dht", "cohive-bench")
 FIRST, SECOND, THIRD = (f"/ip4/192.0.2.{number}/tcp/31337" for number in (1, 2, 3))
 
@@ -208,6 +211,53 @@ class CommandLines(unittest.TestCase):
             while node.poll() is None:
                 node.send_signal(signal.SIGINT)
             self.assertIn(node.returncode, (0, -signal.SIGINT))
+
+
+class Scripts(unittest.TestCase):
+    """tools/*.sh, called in another folder than the repository's."""
+
+    def setUp(self):
+        """A copy of the scripts, which end where they would install something; my.txt lies where they are called."""
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name).resolve()
+        self.tools = Path(shutil.copytree(TOOLS, self.folder / "copy/tools"))
+        self.script(self.tools / "install-deps.sh", 'echo "installing $*"; exit 1')
+        (self.folder / "my.txt").touch()
+
+    def script(self, path, body):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def called(self, name, *options):
+        path = f"{self.folder}/path:{environment['PATH']}"
+        return subprocess.run([self.tools / name, *options], env={**environment, "PATH": path, "PYTHON": "python3"}, cwd=self.folder,
+                              capture_output=True, text=True, timeout=PATIENCE)
+
+    def test_help_is_that_of_the_script(self):
+        scripts = [path.name for path in TOOLS.glob("*.sh") if path.name != "lib.sh"]
+        self.assertGreater(len(scripts), 6)
+        for name in scripts:
+            shown = subprocess.run(["./" + name, "--help"], cwd=TOOLS, capture_output=True, text=True, timeout=PATIENCE)
+            self.assertEqual((shown.returncode, shown.stderr), (0, ""), name)
+            self.assertTrue(shown.stdout.startswith(f"tools/{name} ["), shown.stdout)
+
+    def test_paths_are_those_of_the_caller(self):
+        missing = self.called("demo.sh", "--text", "none.txt")
+        self.assertEqual((missing.returncode, missing.stderr), (2, f"demo.sh: cannot read {self.folder}/none.txt\n"))
+        self.assertEqual(self.called("demo.sh", "--text", "my.txt").stdout, "installing \n")
+        for program in (self.tools / "install-deps.sh", *[self.folder / "path" / name for name in ("cmake", "ninja", "clang++-19")]):
+            self.script(program, "exit 0")
+        self.script(self.folder / "path/python3", 'echo "in $PWD: $*"; exit 1')
+        self.called("wheel.sh", "--out", "dist")
+        self.assertTrue((self.folder / "dist").is_dir())
+        measured = self.called("convergence.sh", "--text", "my.txt", "--output", "table.md")
+        self.assertIn(f"in {self.folder}: {self.tools.parent}/benchmarks/convergence.py --text my.txt --output table.md\n", measured.stdout)
+
+    def test_packages_are_left_alone_where_that_is_asked_for(self):
+        for name in ("demo.sh", "convergence.sh"):
+            self.assertEqual(self.called(name, "--no-apt", "--text", "my.txt").stdout, "installing --no-apt\n")
 
 
 if __name__ == "__main__":

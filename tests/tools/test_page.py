@@ -234,16 +234,18 @@ class Page(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         token = Path(folder.name, "token")
-        token.write_text("s3cret\n")
+        token.write_text("a+b/c==\n")
         token.chmod(0o400)
         node = self.start("--metrics-token-file", str(token))
         with browser.Browser() as page:
             page.open(node["page"])
             page.wait_for("document.getElementById('problem').innerText.includes('token is needed')")
-            page.open("about:blank")
-            page.complaints.clear()
-            page.open(node["page"] + "#token=s3cret")
+            page.open(node["page"] + "#token=a+b/c==")
             page.wait_for(LIVE)
+            page.complaints.clear()
+            page.ask("document.querySelector('.links a[href=\"/metrics\"]').click()")
+            page.wait_for("document.getElementById('shown').innerText.includes('cohive_p2p_connections')")
+            self.assertEqual(page.ask("location.pathname"), "/")
             self.assertEqual(page.complaints, [])
 
 

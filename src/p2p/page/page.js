@@ -89,10 +89,13 @@ function drawAll() {
 
 // ---- Asking
 
-const token = new URLSearchParams(location.hash.slice(1)).get('token');
+// The token is what was pasted behind #token=, of which a browser encodes these four characters and leaves all others.
+const token = () => location.hash.match(/^#token=(.*)/)?.[1].replace(/%(22|3C|3E|60)/g, decodeURIComponent);
+const ask = path => fetch(path, {headers: token() ? {Authorization: 'Bearer ' + token()} : {}, signal: AbortSignal.timeout(8000)});
+
 async function poll() {
   try {
-    const answer = await fetch('/status', {headers: token ? {Authorization: 'Bearer ' + token} : {}, signal: AbortSignal.timeout(8000)});
+    const answer = await ask('/status');
     if (!answer.ok) throw new Error(answer.status === 401 ? 'A token is needed: open this page as …/#token=TOKEN' : await answer.text());
     status = {peers: [], ...await answer.json()};
     drawAll();
@@ -105,5 +108,14 @@ async function poll() {
   }
   setTimeout(poll, document.hidden ? 5 * kPeriod : kPeriod);
 }
+
+// A browser that follows a link sends no token, so with one the page shows the answer itself.
+document.querySelector('.links').addEventListener('click', async event => {
+  const path = event.target.getAttribute('href');
+  if (!path || !token()) return;
+  event.preventDefault();
+  $('shown').textContent = await ask(path).then(answer => answer.text()).catch(() => 'The program does not answer.');
+  $('shown').hidden = false;
+});
 
 poll();

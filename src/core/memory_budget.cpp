@@ -12,6 +12,8 @@ namespace {
 constexpr std::size_t kLeastBudget = std::size_t{128} << 20;
 constexpr std::size_t kBudgetShare = 8;  // of the machine's memory, one part in so many
 constexpr std::size_t kReserve = 8;      // of the budget, one part in so many: for accounts that hold less than others
+constexpr std::size_t kFairShare =
+    32;  // of the budget, one part in so many: what a network may have queued in any case
 
 /// What a container is allowed; the largest number when there is no limit, or no file that says so.
 std::size_t limit_in(const char* path) {
@@ -56,6 +58,12 @@ bool MemoryBudget::Account::add(std::size_t bytes) const {
   network.bytes += bytes;
   network.peers[peer_] += bytes;
   return true;
+}
+
+bool MemoryBudget::Account::has_spare(std::size_t bytes) const {
+  if (!state_ || state_->held + bytes <= state_->total / 2) return true;
+  const auto own = state_->networks.find(network_);
+  return bytes + (own == state_->networks.end() ? 0 : own->second.bytes) <= state_->total / kFairShare;
 }
 
 void MemoryBudget::Account::remove(std::size_t bytes) const {

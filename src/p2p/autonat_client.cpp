@@ -103,7 +103,9 @@ Task<void> AutoNatClient::run(AutoNatClient& client) {
   for (;;) {
     if (const auto server = client.choose_server()) {
       client.asked_.insert_or_assign(*server, runtime.now());
-      client.take(*server, co_await ask(client, *server, runtime.after(kTimeout)));
+      const auto request = client.make_request();
+      const auto response = co_await ask(client, *server, request, runtime.after(kTimeout));
+      client.take(*server, request.addresses, response);
     }
     (void)co_await client.news_.wait(runtime.after(client.pause()));
   }
@@ -115,11 +117,16 @@ Duration AutoNatClient::pause() {
   return conclusion_ == Reachability::public_ ? kRefresh : kRefreshPrivate;
 }
 
-Task<Result<DialBackResponse>> AutoNatClient::ask(AutoNatClient& client, PeerId server, Deadline deadline) {
-  DialBackRequest request{client.self_.id, client.observed_.candidates()};
-  for (const auto& address : client.own_.announced())
+DialBackRequest AutoNatClient::make_request() const {
+  DialBackRequest request{self_.id, observed_.candidates()};
+  for (const auto& address : own_.announced())
     if (request.addresses.size() < kMaxDialBackAddresses && address.scope() == Multiaddr::Scope::public_)
       request.addresses.push_back(address);
+  return request;
+}
+
+Task<Result<DialBackResponse>> AutoNatClient::ask(AutoNatClient& client, PeerId server, DialBackRequest request,
+                                                  Deadline deadline) {
   const auto entry = client.table_.best(server);
   if (!entry) co_return Error(cohive::Errc::closed, server);
   CO_TRY(auto stream, entry->connection->open_stream());
@@ -127,7 +134,8 @@ Task<Result<DialBackResponse>> AutoNatClient::ask(AutoNatClient& client, PeerId 
   co_return co_await request_dial_back(*stream, std::move(request), deadline);
 }
 
-void AutoNatClient::take(const PeerId& server, const Result<DialBackResponse>& response) {
+void AutoNatClient::take(const PeerId& server, const std::vector<Multiaddr>& asked,
+                         const Result<DialBackResponse>& response) {
   const auto entry = table_.best(server);
   const auto network = entry ? network_block(entry->connection->remote_address()) : std::nullopt;
   if (!response || !network) {
@@ -151,7 +159,9 @@ void AutoNatClient::take(const PeerId& server, const Result<DialBackResponse>& r
   }
   const Reachability before = std::exchange(conclusion_, verdicts_.conclusion(self_.runtime.now()));
   observed_.set_unreachable(conclusion_ == Reachability::private_);
-  if (conclusion_ == Reachability::public_ && response->status == proto::AutoNat::OK && response->address)
+  // Any port of ours could be named as the one where we were reached.
+  if (conclusion_ == Reachability::public_ && response->status == proto::AutoNat::OK && response->address &&
+      std::ranges::find(asked, *response->address) != asked.end())
     observed_.add_reached(*response->address);
   if (conclusion_ != before) concluded_.emit(conclusion_);
 }

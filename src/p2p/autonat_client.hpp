@@ -53,8 +53,11 @@ class AutoNatClient {
   static Task<void> run(AutoNatClient& client);
   std::optional<PeerId> choose_server();
   bool is_server(const PeerId& peer, const ConnectedPeer& known) const;
-  static Task<Result<DialBackResponse>> ask(AutoNatClient& client, PeerId server, Deadline deadline);
-  void take(const PeerId& server, const Result<DialBackResponse>& response);
+  DialBackRequest make_request() const;
+  static Task<Result<DialBackResponse>> ask(AutoNatClient& client, PeerId server, DialBackRequest request,
+                                            Deadline deadline);
+  /// \param asked  the addresses of the request
+  void take(const PeerId& server, const std::vector<Multiaddr>& asked, const Result<DialBackResponse>& response);
   void start_again();
   Duration pause();
 

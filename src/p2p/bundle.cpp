@@ -17,12 +17,16 @@ enum : std::uint8_t { kChunk = 0, kAcknowledgement = 1, kEnd = 2 };
 constexpr std::size_t kTypeSize = 1, kNumberSize = 8, kLengthSize = 4;
 constexpr Duration kAcknowledgeAfter = 10ms;  // so many acknowledgements at most: a hundred per second
 constexpr Duration kWatchPeriod = 1s;
-// A lane that has not brought the oldest chunk by then is given up where there are others: a path that takes bytes and
-// delivers none would hold all of them up until its connection notices, 40 seconds later.
+// A chunk that is not acknowledged by then goes over another lane, too, where there is one. If that brings it, and
+// nothing has come over the first one, that lane is given up: a path that takes bytes and delivers none would hold all
+// of them up until its connection notices, 40 seconds later.
 constexpr int kStalledPeriods = 3;
 // After so long without the next chunk, although later ones have come, none is to be expected.
 constexpr int kMissingPeriods = 20;
 constexpr int kUnreadPeriods = 30;  // without an acknowledgement
+// So many chunks may be on their way whatever is left of the memory budget, so that no bundle stands still: as much as
+// a connection may have queued.
+constexpr std::size_t kUncharged = 4;
 
 template <class T>
 void append_big_endian(Bytes& bytes, T value) {
@@ -65,12 +69,13 @@ class ChunkPieces {
 
 }  // namespace
 
-Bundle::Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> received)
+Bundle::Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> account)
     : runtime_(runtime),
       peer_(peer),
+      sent_memory_(account),
       sendable_(runtime, "chunk to send"),
       room_(runtime, "room in a bundle"),
-      memory_(std::move(received)),
+      memory_(std::move(account)),
       readable_(runtime, "chunk of a bundle"),
       unacknowledged_(runtime, "chunk to acknowledge"),
       ended_(runtime, "end of a bundle"),
@@ -107,6 +112,12 @@ void Bundle::drop_lane() {
   const auto last =
       std::ranges::find(lanes_.rbegin(), lanes_.rend(), false, [](const auto& one) { return one->retiring; });
   retire(**last);
+}
+
+/// Returns null when the lane has ended.
+Bundle::LanePtr Bundle::find_lane(std::uint64_t id) const {
+  const auto found = std::ranges::find(lanes_, id, [](const auto& one) { return one->id; });
+  return found == lanes_.end() ? nullptr : *found;
 }
 
 void Bundle::retire(Lane& lane) {
@@ -146,6 +157,9 @@ void Bundle::fail(Error reason) noexcept {
     lane->ended = true;
     lane->stream->reset();
   }
+  to_send_.clear();
+  sent_.clear();
+  sent_memory_.release();
   ahead_.clear();
   memory_.release();
   ended_.set();
@@ -158,8 +172,15 @@ void Bundle::close() noexcept {
 
 /// One look a second: at the oldest chunk that the peer has not acknowledged, and at the one that we wait for.
 Task<void> Bundle::watch(Bundle& bundle) {
-  std::uint64_t first = 0, next = 0;
+  // The oldest chunk was sent once more, as its lane had not brought it.
+  struct Trial {
+    std::uint64_t chunk, lane;
+    bool through = false;  // the last look found the chunk acknowledged
+  };
+  std::uint64_t first = 0, next = 0, acknowledged = 0;
   int stalled = 0, missing = 0;
+  bool repeat = false;
+  std::optional<Trial> trial;
   while (!bundle.failure_) {
     co_await bundle.runtime_.sleep_for(kWatchPeriod);
     stalled = !bundle.sent_.empty() && bundle.first_sent_ == first ? stalled + 1 : 0;
@@ -173,11 +194,43 @@ Task<void> Bundle::watch(Bundle& bundle) {
     if (stalled > kUnreadPeriods)
       bundle.fail(
           Error(cohive::Errc::timeout, bundle.peer_, "bundle: chunk " + std::to_string(first) + " was not read"));
-    if (stalled == 0 || stalled % kStalledPeriods != 0 || bundle.lanes_.size() < 2) continue;
-    const auto slow =
-        std::ranges::find(bundle.lanes_, bundle.sent_.front().lane, [](const auto& one) { return one->id; });
-    if (slow != bundle.lanes_.end()) bundle.end_lane(LanePtr(*slow));
+    if (bundle.failure_) co_return;
+    if (std::exchange(acknowledged, bundle.acknowledged_) != bundle.acknowledged_) {
+      repeat = true;
+    } else if (std::exchange(repeat, false)) {
+      bundle.acknowledge_over_all();
+    }
+    if (trial && bundle.first_sent_ > trial->chunk && std::exchange(trial->through, true)) {
+      const LanePtr lane = bundle.find_lane(std::exchange(trial, std::nullopt)->lane);
+      if (lane && !lane->heard && bundle.lanes_.size() > 1) bundle.end_lane(lane);
+    }
+    if (stalled == 0 || stalled % kStalledPeriods != 0) continue;
+    if (const LanePtr lane = bundle.send_again(static_cast<std::size_t>(stalled / kStalledPeriods)))
+      trial = Trial{bundle.first_sent_, lane->id};
   }
+}
+
+/// Has the oldest chunk go once more over its lane, and over another one, which changes from one attempt to the next.
+/// The peer acknowledges what comes twice over the lane that brings it. Returns the chunk's lane; null where there is
+/// no other one.
+Bundle::LanePtr Bundle::send_again(std::size_t attempt) {
+  COHIVE_ASSERT(!sent_.empty());
+  const LanePtr suspect = find_lane(sent_.front().lane);
+  std::vector<LanePtr> others(lanes_);
+  std::erase_if(others, [&](const LanePtr& one) { return one == suspect || one->retiring; });
+  if (!suspect || others.empty()) return nullptr;
+  suspect->heard = false;
+  for (const LanePtr& lane : {suspect, others[attempt % others.size()]}) lane->again = first_sent_;
+  sendable_.notify_all();
+  return suspect;
+}
+
+/// The last acknowledgement is repeated when no other has followed it: it may have gone over a lane that brings
+/// nothing.
+void Bundle::acknowledge_over_all() {
+  if (lanes_.size() < 2) return;
+  for (const LanePtr& lane : lanes_) lane->acknowledges = true;
+  sendable_.notify_all();
 }
 
 // ---- What we send
@@ -187,12 +240,12 @@ Task<Result<>> Bundle::write_all(std::span<const ByteView> buffers) {
   for (const ByteView buffer : buffers) left += buffer.size();
   std::size_t index = 0, offset = 0;
   while (left > 0) {
-    // Few wait: what is more urgent follows behind them.
-    while (!failure_ && (to_send_.size() >= std::max<std::size_t>(2, lanes()) || sent_.size() >= kWindow))
-      co_await room_.wait();
+    const std::size_t size = std::min(left, kMostChunk);
+    std::size_t charged = 0;
+    while (!failure_ && !end_wanted_ && !take_room(size, charged)) co_await room_.wait();
     if (failure_) co_return *failure_;
     if (end_wanted_) co_return Error(cohive::Errc::closed, peer_, "writing after the end");
-    Slice chunk = Slice::uninitialised(std::min(left, kMostChunk));
+    Slice chunk = Slice::uninitialised(size);
     for (std::size_t have = 0; have < chunk.size();) {
       const std::size_t take = std::min(chunk.size() - have, buffers[index].size() - offset);
       if (take > 0) std::memcpy(chunk.mutable_data() + have, buffers[index].data() + offset, take);
@@ -203,16 +256,26 @@ Task<Result<>> Bundle::write_all(std::span<const ByteView> buffers) {
       offset = 0;
     }
     left -= chunk.size();
-    append_chunk(std::move(chunk));
+    append_chunk(std::move(chunk), charged);
   }
   co_return ok();
 }
 
-void Bundle::append_chunk(Slice bytes) {
+/// Takes room for one more chunk; false, and nothing is taken, while there is none. A peer that acknowledges nothing
+/// pays for what waits for it.
+/// \param charged  set to what the budget has given
+bool Bundle::take_room(std::size_t size, std::size_t& charged) {
+  // Few wait: what is more urgent follows behind them.
+  if (to_send_.size() >= std::max<std::size_t>(2, lanes()) || sent_.size() >= kWindow) return false;
+  charged = sent_memory_.add_spare(size) ? size : 0;
+  return charged > 0 || sent_.size() < kUncharged;
+}
+
+void Bundle::append_chunk(Slice bytes, std::size_t charged) {
   COHIVE_ASSERT(!bytes.empty() && bytes.size() <= kMostChunk && sent_.size() < kWindow);
   bytes_unacknowledged_ += bytes.size();
   to_send_.insert(first_sent_ + sent_.size());
-  sent_.push_back({std::move(bytes), 0});
+  sent_.push_back({std::move(bytes), charged});
   sendable_.notify_one();
 }
 
@@ -221,8 +284,8 @@ void Bundle::end_writing() noexcept {
   sendable_.notify_one();
 }
 
-bool Bundle::has_work() const {
-  return acknowledgement_due_ || !to_send_.empty() || (end_wanted_ && !end_sent_);
+bool Bundle::has_work(const Lane& lane) const {
+  return lane.acknowledges || lane.again || acknowledgement_due_ || !to_send_.empty() || (end_wanted_ && !end_sent_);
 }
 
 /// Takes a chunk whenever its lane has room: a fast lane carries more of them.
@@ -234,14 +297,18 @@ Task<void> Bundle::send(Bundle& bundle, LanePtr lane) {
       bundle.sendable_.notify_one();  // what woke this lane is for another one
       co_return bundle.end_if_done(lane);
     }
-    if (!bundle.has_work()) {
+    if (!bundle.has_work(*lane)) {
       co_await bundle.sendable_.wait();
       continue;
     }
     Result<> sent = ok();
-    if (std::exchange(bundle.acknowledgement_due_, false)) {
+    if (std::exchange(lane->acknowledges, false)) {
+      sent = co_await bundle.send_number(*lane, kAcknowledgement, bundle.read_);
+    } else if (std::exchange(bundle.acknowledgement_due_, false)) {
       bundle.acknowledged_ = bundle.read_;
       sent = co_await bundle.send_number(*lane, kAcknowledgement, bundle.read_);
+    } else if (const auto again = std::exchange(lane->again, std::nullopt)) {
+      sent = co_await bundle.send_chunk(*lane, *again);
     } else if (!bundle.to_send_.empty()) {
       const std::uint64_t number = *bundle.to_send_.begin();
       bundle.to_send_.erase(bundle.to_send_.begin());
@@ -256,11 +323,14 @@ Task<void> Bundle::send(Bundle& bundle, LanePtr lane) {
 }
 
 Task<Result<>> Bundle::send_chunk(Lane& lane, std::uint64_t number) {
-  if (number < first_sent_) co_return ok();  // acknowledged meanwhile, after a lane had ended
+  if (number < first_sent_) co_return ok();  // acknowledged meanwhile
   COHIVE_ASSERT(number - first_sent_ < sent_.size());
   Sent& chunk = sent_[number - first_sent_];
-  chunk.lane = lane.id;
-  ++lane.unacknowledged;
+  if (chunk.lane == 0) {  // or else another lane carries it, too
+    chunk.lane = lane.id;
+    ++lane.unacknowledged;
+    to_send_.erase(number);
+  }
   const Slice bytes = chunk.bytes;  // the acknowledgement may come before write() returns
   Bytes header{kChunk};
   append_big_endian(header, number);
@@ -307,6 +377,7 @@ Task<Result<>> Bundle::receive_record(Lane& lane) {
       co_return ok();
     }
     if (lane.ended || bytes.empty()) co_return Error(cohive::Errc::end_of_stream, peer_);
+    lane.heard = true;
     if (header.empty() && bytes.data()[0] == kChunk) wanted = kTypeSize + kNumberSize + kLengthSize;
     if (header.size() < wanted) {
       const std::size_t take = std::min(wanted - header.size(), bytes.size());
@@ -328,17 +399,23 @@ Task<Result<>> Bundle::receive_record(Lane& lane) {
     if (!bytes.empty()) lane.stream->unread(std::move(bytes));
   }
   const std::uint64_t number = big_endian(ByteView(header).subspan(kTypeSize, kNumberSize));
-  if (header[0] == kChunk) co_return take_chunk(number, payload.take(), charged);
+  if (header[0] == kChunk) co_return take_chunk(lane, number, payload.take(), charged);
   if (header[0] == kAcknowledgement) co_return take_acknowledgement(number);
   if (header[0] == kEnd) co_return take_end(number);
   co_return violation("a record of type " + std::to_string(header[0]));
 }
 
 /// \param charged  of the caller, for these bytes; 0 afterwards where the bundle keeps them
-Result<> Bundle::take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged) {
+Result<> Bundle::take_chunk(Lane& lane, std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged) {
   if (number >= read_ + kWindow || (end_ && number >= *end_))
     return violation("chunk " + std::to_string(number) + " is far ahead");
-  if (number < next_ || ahead_.contains(number)) return ok();  // it came over a lane that has ended, too
+  if (number < next_ || ahead_.contains(number)) {
+    // It came over another lane, too, or the peer has not heard that it is here: by an acknowledgement over this lane
+    // the peer learns both.
+    lane.acknowledges = true;
+    sendable_.notify_all();
+    return ok();
+  }
   charged = 0;
   ahead_.emplace(number, std::move(bytes));
   if (number != next_) return ok();
@@ -358,17 +435,19 @@ Result<> Bundle::take_chunk(std::uint64_t number, std::vector<Slice> bytes, std:
 Result<> Bundle::take_acknowledgement(std::uint64_t number) {
   if (number > first_sent_ + sent_.size()) return violation("acknowledges chunks that were never sent");
   if (number <= first_sent_) return ok();
-  while (first_sent_ < number) {
-    bytes_unacknowledged_ -= sent_.front().bytes.size();
-    const auto lane = std::ranges::find(lanes_, sent_.front().lane, [](const auto& one) { return one->id; });
-    if (lane != lanes_.end()) {
-      --(*lane)->unacknowledged;
-      end_if_done(LanePtr(*lane));
-    }
+  std::size_t charged = 0;
+  while (first_sent_ < number && !failure_) {
+    const Sent chunk = std::move(sent_.front());
     sent_.pop_front();
-    to_send_.erase(first_sent_);
-    ++first_sent_;
+    to_send_.erase(first_sent_++);
+    bytes_unacknowledged_ -= chunk.bytes.size();
+    charged += chunk.charged;
+    if (const LanePtr lane = find_lane(chunk.lane)) {
+      --lane->unacknowledged;
+      end_if_done(lane);  // which may be the last one
+    }
   }
+  sent_memory_.subtract(charged);
   room_.notify_all();
   return ok();
 }

@@ -26,8 +26,8 @@ class Bundle final {
   static constexpr std::size_t kMostChunk = 60 * 1024;  // with its header within one record of Noise
   static constexpr std::uint64_t kWindow = 512;         // chunks that may be on their way, 30 MiB
 
-  /// \param received  the account for chunks that wait for earlier ones
-  Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> received);
+  /// \param account  of chunks that wait for earlier ones, and of those that the peer has not acknowledged
+  Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> account);
   ~Bundle();
 
   /// Carries bytes over this stream, too, from now on.
@@ -56,12 +56,16 @@ class Bundle final {
     bool retiring = false;           ///< one of both sides sends nothing more over it
     bool in_ended = false, out_ended = false;
     bool ended = false;
+    bool heard = false;                    ///< something has come over it since it was suspected last
+    bool acknowledges = false;             ///< an acknowledgement is to go over this very lane
+    std::optional<std::uint64_t> again{};  ///< the chunk that is to go over it, too
   };
   using LanePtr = std::shared_ptr<Lane>;
   /// A chunk of ours that the peer has not acknowledged.
   struct Sent {
     Slice bytes;
-    std::uint64_t lane = 0;  ///< that carries it; 0: none yet
+    std::size_t charged = 0;  ///< of the memory budget
+    std::uint64_t lane = 0;   ///< that carries it; 0: none yet
   };
 
   static Task<void> send(Bundle& bundle, LanePtr lane);
@@ -71,11 +75,15 @@ class Bundle final {
   Task<Result<>> receive_record(Lane& lane);
   Task<Result<>> send_chunk(Lane& lane, std::uint64_t number);
   Task<Result<>> send_number(Lane& lane, std::uint8_t type, std::uint64_t number);
-  bool has_work() const;
-  void append_chunk(Slice bytes);
-  Result<> take_chunk(std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged);
+  bool has_work(const Lane& lane) const;
+  bool take_room(std::size_t size, std::size_t& charged);
+  void append_chunk(Slice bytes, std::size_t charged);
+  Result<> take_chunk(Lane& lane, std::uint64_t number, std::vector<Slice> bytes, std::size_t& charged);
   Result<> take_acknowledgement(std::uint64_t number);
   Result<> take_end(std::uint64_t number);
+  LanePtr find_lane(std::uint64_t id) const;
+  LanePtr send_again(std::size_t attempt);
+  void acknowledge_over_all();
   void retire(Lane& lane);
   void end_if_done(const LanePtr& lane);
   void end_lane(const LanePtr& lane);
@@ -92,6 +100,7 @@ class Bundle final {
   std::uint64_t first_sent_ = 0;
   std::set<std::uint64_t> to_send_;  // numbers of sent_ that no lane carries
   std::size_t bytes_unacknowledged_ = 0;
+  MemoryBudget::Charge sent_memory_;
   bool end_wanted_ = false, end_sent_ = false;
   Condition sendable_, room_;
 

@@ -166,7 +166,10 @@ Task<Result<>> Bundles::grow(PeerId peer, std::size_t wanted) {
   if (!carrier) co_return Error(cohive::Errc::closed, peer);
   const Multiaddr address = carrier->connection->remote_address();
   if (!opened(peer)) CO_TRY(co_await open(peer, carrier));
-  while (lanes(peer) < wanted) CO_TRY(co_await extend(peer, address));
+  // Where one end has no room for them, each new connection may take the place of another one.
+  for (std::size_t tries = wanted - std::min(wanted, lanes(peer)); tries > 0; --tries)
+    CO_TRY(co_await extend(peer, address));
+  if (lanes(peer) < wanted) co_return Error(Errc::too_many_connections, peer, "some have ended while others came");
   co_return ok();
 }
 
@@ -204,6 +207,7 @@ Task<Result<>> Bundles::open(PeerId peer, ConnectionEntryPtr carrier) {
 }
 
 Task<Result<>> Bundles::extend(PeerId peer, Multiaddr address) {
+  if (!table_.has_room_for_member()) co_return Error(Errc::too_many_connections, peer);
   CO_TRY(auto connection, co_await dialler_.dial_again(peer, address));
   CO_TRY(const auto entry, table_.add(std::move(connection), {}, ConnectionKind::member));
   const auto found = opened_.find(peer);

@@ -72,7 +72,7 @@ Result<ConnectionEntryPtr> ConnectionTable::add(transport::ConnectionPtr connect
   const auto same = [kind](const ConnectionEntryPtr& one) { return one->kind == kind; };
   const auto before = known ? static_cast<std::size_t>(std::ranges::count_if(known->connections, same)) : 0;
   if (before >= most_of(kind) || !shares_.has_room(networks, self_.options.max_connections_per_ip) ||
-      (kind != ConnectionKind::bundle && !trim(!connection->outbound(), networks)))
+      !make_room(kind, !connection->outbound(), networks))
     return Error(Errc::too_many_connections, peer_id);
   const auto entry =
       std::make_shared<ConnectionEntry>(self_.runtime, std::move(connection), shares_.take(std::move(networks)), kind);

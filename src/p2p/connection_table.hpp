@@ -103,6 +103,9 @@ class ConnectionTable {
 
   /// Returns whether an inbound connection from this network would find room.
   bool has_room_for(const Networks& networks) const;
+  /// Returns whether one more connection that carries a part of a bundle's bytes would find room: none makes room for
+  /// it.
+  bool has_room_for_member() const { return below_limit(false); }
   /// Takes a connection in and serves its streams. Refused ones are closed.
   /// \param networks  that it counts for; none for connections that we dialled
   Result<ConnectionEntryPtr> add(transport::ConnectionPtr connection, Networks networks = {},
@@ -165,7 +168,7 @@ class ConnectionTable {
   Networks crowd_beside(const Networks& networks) const;
   std::unordered_map<std::string, std::size_t> counts_within(const Networks& outer,
                                                              std::string Networks::* level) const;
-  bool trim(bool inbound, const Networks& networks);
+  bool make_room(ConnectionKind kind, bool inbound, const Networks& networks);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
   static Task<void> close_surplus(ConnectionTable& table);

@@ -121,8 +121,9 @@ Networks ConnectionTable::crowd_beside(const Networks& newcomer) const {
   return {};
 }
 
-bool ConnectionTable::trim(bool inbound, const Networks& networks) {
-  if (below_limit(inbound)) return true;
+bool ConnectionTable::make_room(ConnectionKind kind, bool inbound, const Networks& networks) {
+  if (kind == ConnectionKind::bundle || below_limit(inbound)) return true;
+  if (kind == ConnectionKind::member) return false;  // it would be the first to go for the next one
   const ConnectionEntryPtr victim = replaceable(networks);
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();

@@ -6,6 +6,8 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kMaxBackoff = 5min;
+// A machine whose network is back finds its peers within a minute, and one that has no IPv6 spares itself most dials.
+constexpr Duration kMaxLocalBackoff = 30s;
 constexpr std::size_t kMaxRemembered = 4096;
 
 }  // namespace
@@ -20,12 +22,13 @@ DialBackoff::Failures& DialBackoff::at(const Key& key) {
   return at->second;
 }
 
-void DialBackoff::failed(const PeerId& peer, const Multiaddr& address, bool refused) {
+void DialBackoff::failed(const PeerId& peer, const Multiaddr& address, Cause cause) {
   Failures& pair = at({peer, address});
-  pair.refused = refused;
+  pair.refused = cause == Cause::refused;
+  const Duration longest = cause == Cause::local ? kMaxLocalBackoff : kMaxBackoff;
   const Duration pause = base_ + 1s * (pair.count * pair.count);
-  pair.count = std::min(pair.count + 1, 100);
-  pair.until = runtime_.now() + std::min<Duration>(pause, kMaxBackoff);
+  if (pause < longest) ++pair.count;
+  pair.until = runtime_.now() + std::min(pause, longest);
 }
 
 void DialBackoff::succeeded(const PeerId& peer, const Multiaddr& address) {

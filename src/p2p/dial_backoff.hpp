@@ -14,8 +14,12 @@ namespace cohive::p2p {
 class DialBackoff {
  public:
   DialBackoff(Runtime& runtime, Duration base) : runtime_(runtime), base_(base) {}
-  /// \param refused  by the machine: no program listens there
-  void failed(const PeerId& peer, const Multiaddr& address, bool refused = false);
+  enum class Cause {
+    other,
+    refused,  ///< by the machine: no program listens there
+    local,    ///< this machine could not dial, which says little about the address: it rests for half a minute at most
+  };
+  void failed(const PeerId& peer, const Multiaddr& address, Cause cause = Cause::other);
   void succeeded(const PeerId& peer, const Multiaddr& address);
   bool blocks(const PeerId& peer, const KnownAddress& known) const;
   /// Whether the address blocks because it refused the peer's last dial.

@@ -1,5 +1,7 @@
 #include "dial_failures.hpp"
 
+#include <algorithm>
+
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log_output.hpp"
 #include "cohive/core/status.hpp"
@@ -34,6 +36,13 @@ DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error) 
                      error == cohive::Errc::closed || error == cohive::Errc::malformed;
   return ended || error.code().category() == transport::transport_category() ? DialFailure::handshake
                                                                              : DialFailure::other;
+}
+
+bool is_local_failure(const Error& error) {
+  static constexpr std::array kLocal = {std::errc::network_unreachable,           std::errc::network_down,
+                                        std::errc::address_not_available,         std::errc::too_many_files_open,
+                                        std::errc::too_many_files_open_in_system, std::errc::no_buffer_space};
+  return std::ranges::any_of(kLocal, [&](std::errc one) { return error.system() == one; });
 }
 
 void prepare_dial_failures(Runtime& runtime) {

@@ -21,6 +21,9 @@ enum class DialFailure {
 inline constexpr std::array kDialFailures = {"timeout",       "refused", "unreachable", "handshake",
                                              "peer_mismatch", "relay",   "other"};
 DialFailure cause_of_dial_failure(const Multiaddr& address, const Error& error);
+/// Tells whether this machine could not even try: it has no network, no such kind of address, or nothing left to open
+/// a socket with.
+bool is_local_failure(const Error& error);
 
 /// Makes the counters: a rate of failures needs their zeros.
 void prepare_dial_failures(Runtime& runtime);

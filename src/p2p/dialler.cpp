@@ -110,7 +110,10 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
     span.note("error", connection.error().message());
     self.metrics.dials_failed.increment();
     const DialFailure cause = note_dial_failure(self.runtime, peer, address, connection.error());
-    dialler.backoff_.failed(peer, address, cause == DialFailure::refused);
+    dialler.backoff_.failed(peer, address,
+                            is_local_failure(connection.error()) ? DialBackoff::Cause::local
+                            : cause == DialFailure::refused      ? DialBackoff::Cause::refused
+                                                                 : DialBackoff::Cause::other);
     co_return connection.error();
   }
   self.metrics.dials_ok.increment();

@@ -50,7 +50,8 @@ class HolePunching {
   const Inbound& inbound_;
   const OwnAddresses& own_;
   Observed observed_;
-  AttemptLimits limits_;
+  AttemptLimits limits_;   ///< of attempts, by the peer and the relay's network
+  AttemptLimits targets_;  ///< of dials, by the peer that named the address and the host that is dialled
   std::set<PeerId> busy_;
   Condition described_;
   std::vector<Subscription> subscriptions_;

@@ -145,7 +145,7 @@ Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
     (*stream)->close_write();
     ConnectedPeer* known = self.table_.find(on->connection->peer());
     if (!known) co_return Error(cohive::Errc::closed, on->connection->peer());
-    auto learned = self.learn(*known, on->connection->peer(), on->connection->remote_address(), *message);
+    auto learned = self.learn(*known, on->connection->peer(), on->connection->remote_address(), *message, Said::all);
     known = self.table_.find(on->connection->peer());
     if (learned && known && known->observed) self.observed_.emit(on, Multiaddr(*known->observed));
     co_return learned;
@@ -181,7 +181,7 @@ Task<void> Identify::receive_push(transport::StreamPtr stream) {
   }
   sender = table_.find(stream->peer());
   if (!sender) co_return;
-  auto learned = learn(*sender, stream->peer(), stream->remote_address(), *message);
+  auto learned = learn(*sender, stream->peer(), stream->remote_address(), *message, Said::changes);
   if (!learned) log::debug("p2p", "bad identify push: {}", learned.error());
 }
 
@@ -201,47 +201,54 @@ std::shared_ptr<const Protocols> Identify::shared(Protocols protocols) {
 }
 
 /// A peer may serve a thousand protocols. Kept are those that this host knows, and of others, for which it may come to
-/// ask, a few. False when the peer's memory is full.
-bool Identify::keep_protocols(ConnectedPeer& peer, const proto::Identify& message) {
+/// ask, a few.
+Protocols Identify::kept_of(const proto::Identify& message) const {
   Protocols kept;
-  std::size_t others = 0, bytes_of_others = 0, bytes = peer.agent.size();
+  std::size_t others = 0, bytes_of_others = 0;
   for (const auto& protocol : message.protocols()) {
     const bool known = handlers_.knows(protocol);
     if (!known && (others >= kMaxOtherProtocols || bytes_of_others + protocol.size() > kMaxOtherBytes)) continue;
-    if (!kept.insert(protocol).second) continue;
-    bytes += protocol.size() + kNameOverhead;
-    if (known) continue;
+    if (!kept.insert(protocol).second || known) continue;
     ++others;
     bytes_of_others += protocol.size();
   }
-  if (!peer.charge.add(bytes)) return false;
-  peer.protocols = shared(std::move(kept));
-  return true;
+  return kept;
 }
 
-Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote,
-                         const proto::Identify& message) {
+/// What a push leaves out stays as it was. A peer that has no address any more pushes a signed record without any.
+Result<> Identify::learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, const proto::Identify& message,
+                         Said said) {
   if (message.has_public_key()) {
     const auto key = PublicKey::from_protobuf(as_bytes(message.public_key()));
     if (!key || key->peer_id() != id)
       return Error(Errc::identify_failed, id, "its key is not the one of the handshake");
   }
-  peer.agent = message.agent_version().substr(0, kMaxAgent);
-  if (message.protocols_size() > 0 || message.listen_addrs_size() > 0 || message.has_agent_version()) {
-    peer.charge = MemoryBudget::Charge(self_.memory.account(id, remote));
-    if (!keep_protocols(peer, message))
-      return Error(cohive::Errc::limit_exceeded, id, "memory for what peers say of themselves");
-  }
+  const bool all = said == Said::all;
+  if (all || message.has_agent_version()) peer.agent = message.agent_version().substr(0, kMaxAgent);
+  auto protocols = peer.protocols;
+  if (message.protocols_size() > 0 || (all && (message.listen_addrs_size() > 0 || message.has_agent_version())))
+    protocols = shared(kept_of(message));
+  std::size_t bytes = peer.agent.size();
+  if (protocols)
+    for (const auto& protocol : *protocols) bytes += protocol.size() + kNameOverhead;
+  peer.charge = MemoryBudget::Charge(self_.memory.account(id, remote));
+  if (!peer.charge.add(bytes))
+    return Error(cohive::Errc::limit_exceeded, id, "memory for what peers say of themselves");
+  peer.protocols = std::move(protocols);
   if (auto observed = Multiaddr::from_bytes(as_bytes(message.observed_addr()))) peer.observed = std::move(*observed);
   // The peer itself tells us over an authenticated connection: its signature would prove nothing more.
   std::vector<Multiaddr> announced;
   for (const auto& binary : message.listen_addrs())
     if (auto address = Multiaddr::from_bytes(as_bytes(binary))) announced.push_back(std::move(*address));
+  bool tells_addresses = all || !announced.empty();
   if (announced.empty() && message.has_signed_peer_record()) {
     auto record = open_signed_peer_record(as_bytes(message.signed_peer_record()));
-    if (record && record->peer == id) announced = std::move(record->addresses);
+    if (record && record->peer == id) {
+      announced = std::move(record->addresses);
+      tells_addresses = true;
+    }
   }
-  book_.set_announced(id, announced, remote.scope());
+  if (tells_addresses) book_.set_announced(id, announced, remote.scope());
   described_.emit(id);
   return ok();
 }

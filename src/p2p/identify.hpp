@@ -39,8 +39,11 @@ class Identify {
   static Task<void> push_to(Identify& identify, PeerId peer);
   std::string message_for(const Multiaddr& remote);
   const std::string& signed_record(const std::vector<Multiaddr>& own);
-  Result<> learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, const proto::Identify& message);
-  bool keep_protocols(ConnectedPeer& peer, const proto::Identify& message);
+  /// Tells whether a message is all that a peer says of itself, or what has changed alone.
+  enum class Said { all, changes };
+  Result<> learn(ConnectedPeer& peer, const PeerId& id, const Multiaddr& remote, const proto::Identify& message,
+                 Said said);
+  Protocols kept_of(const proto::Identify& message) const;
   void report_observed(const PeerId& peer);
   bool may_push(ConnectedPeer& peer) const;
   std::shared_ptr<const Protocols> shared(Protocols protocols);

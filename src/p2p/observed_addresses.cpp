@@ -12,6 +12,7 @@ constexpr Duration kReportLife = 40min;  // as p2pd
 constexpr std::size_t kMaxNetworks = 64;
 constexpr std::size_t kMaxReportsOfNetwork = 4;  // by IPv4 and IPv6, of two transports
 constexpr std::size_t kMaxConfirmed = 4, kMaxReached = 4, kMaxBound = 8;
+constexpr std::size_t kMoved = 2;  // networks that agree about a new place: one may lie
 
 /// An address without its port: the host alone.
 Multiaddr host_of(const Multiaddr& address) {
@@ -53,7 +54,7 @@ void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr
   if (!inbound_.listening() || !self_.endpoint(observed) || !is_public_host(observer) ||
       observed.scope() != Multiaddr::Scope::public_)
     return;
-  prune();
+  forget([limit = self_.runtime.now() - kReportLife](const Report& one) { return one.at < limit; });
   const auto network = network_block(observer);
   if (!network || (!reports_.contains(*network) && reports_.size() >= kMaxNetworks)) return;
   auto& reports = reports_[*network];
@@ -62,13 +63,12 @@ void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr
   if (reports.size() < kMaxReportsOfNetwork)
     reports.push_back({address, of_listen_port(*entry->connection), self_.runtime.now(), entry});
 
-  const auto host = outside_host();
-  if (host && host_ && *host != *host_) {
+  const auto before = std::exchange(host_, outside_host());
+  if (before && host_ && *before != *host_) {
     reached_.clear();
-    host_ = host;
+    forget([this](const Report& one) { return host_of(one.address) != *host_; });
     moved_.emit();
   }
-  host_ = host;
   announce();
 }
 
@@ -80,26 +80,38 @@ void ObservedAddresses::announce() {
 }
 
 /// Reports are made when a connection opens, and hold as long as it is there.
-void ObservedAddresses::prune() {
-  const TimePoint limit = self_.runtime.now() - kReportLife;
-  const auto is_old = [limit](const Report& report) {
-    const auto entry = report.connection.lock();
-    return report.at < limit && (!entry || entry->connection->closed());
-  };
+bool ObservedAddresses::Report::holds() const {
+  const auto entry = connection.lock();
+  return entry && !entry->connection->closed();
+}
+
+/// Those that hold stay.
+void ObservedAddresses::forget(const std::function<bool(const Report&)>& which) {
   for (auto at = reports_.begin(); at != reports_.end();) {
-    std::erase_if(at->second, is_old);
+    std::erase_if(at->second, [&](const Report& one) { return which(one) && !one.holds(); });
     at = at->second.empty() ? reports_.erase(at) : std::next(at);
   }
 }
 
-/// Of two hosts that are reported alike, the one that it was before: one liar moves nobody.
+/// Of two hosts that are reported alike, the one that it was before: one liar moves nobody. A machine that has moved
+/// has lost all connections. What peers said on those, however many they were, counts for nothing once two networks
+/// agree about another place and no connection is left that shows the old one.
 std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::uint32_t code) const {
-  std::map<Multiaddr, std::size_t> networks;
+  std::map<Multiaddr, std::size_t> networks, holding;
   for (const auto& [network, reports] : reports_)
-    for (const auto& report : reports)
-      if (report.address.first_code() == code) ++networks[host_of(report.address)];
-  const auto most = std::ranges::max_element(
-      networks, {}, [this](const auto& one) { return std::pair(one.second, one.first == host_); });
+    for (const auto& report : reports) {
+      if (report.address.first_code() != code) continue;
+      ++networks[host_of(report.address)];
+      if (report.holds()) ++holding[host_of(report.address)];
+    }
+  const auto most_of = [this](const std::map<Multiaddr, std::size_t>& hosts) {
+    return std::ranges::max_element(hosts, {},
+                                    [this](const auto& one) { return std::pair(one.second, one.first == host_); });
+  };
+  if (const auto now = most_of(holding);
+      now != holding.end() && now->second >= kMoved && host_ && !holding.contains(*host_))
+    return now->first;
+  const auto most = most_of(networks);
   return most == networks.end() ? std::nullopt : std::optional(most->first);
 }
 
@@ -134,7 +146,9 @@ std::vector<Multiaddr> ObservedAddresses::candidates() const {
 void ObservedAddresses::add_reached(const Multiaddr& address) {
   const auto host = most_seen_host(address.first_code());
   if (!self_.endpoint(address) || !host || host_of(address) != *host) return;
-  add_unique(reached_, address, kMaxReached);
+  if (std::ranges::find(reached_, address) != reached_.end()) return;
+  if (reached_.size() == kMaxReached) reached_.erase(reached_.begin());
+  reached_.push_back(address);
   announce();
 }
 

@@ -3,6 +3,7 @@
 // Source: docs/wire/libp2p.md, section 5.1.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -24,6 +25,7 @@ class ObservedAddresses {
   /// we are seen.
   std::vector<Multiaddr> candidates() const;
   /// A dial-back has reached us at an address, so it says. Counts if it is at the host at which most networks see us.
+  /// A few are kept; the oldest gives way.
   void add_reached(const Multiaddr& address);
   /// Dial-backs fail, or do so no longer. What they reached before is forgotten.
   void set_unreachable(bool unreachable);
@@ -39,9 +41,10 @@ class ObservedAddresses {
     bool of_listen_port;  ///< else only the host means something
     TimePoint at;
     std::weak_ptr<ConnectionEntry> connection;  ///< on which it was made
+    bool holds() const;
   };
   void observe(const ConnectionEntryPtr& entry, const Multiaddr& observed);
-  void prune();
+  void forget(const std::function<bool(const Report&)>& which);
   std::vector<Multiaddr> to_announce() const { return unreachable_ ? std::vector<Multiaddr>() : confirmed(); }
   void announce();
   std::optional<Multiaddr> most_seen_host(std::uint32_t code) const;

@@ -14,6 +14,8 @@ constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is s
 constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
 constexpr Duration kMappingRetry = 1min;   // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
+constexpr Duration kLookPeriod = 1min;     // between looks whether the machine has slept or moved
+constexpr Duration kNap = 10s;             // sleep that does not matter; a clock that is set changes by less, too
 constexpr Duration kAnswerTimeout = 1min;  // of a router, which may never end its answer
 constexpr std::size_t kMaxPorts = 4;
 
@@ -70,16 +72,40 @@ std::vector<PortMapping> PortMappings::current() const {
   return result;
 }
 
+/// Tells whether the machine has slept, which the loop's clock leaves out, or has come to another network since this
+/// was asked last. The lifetimes of mappings are cut accordingly: the router need not know of them any more.
+bool PortMappings::has_moved() {
+  const TimePoint now = self_.runtime.now();
+  const double ahead = self_.runtime.wall_time() - to_seconds(now.time_since_epoch());
+  const double slept = ahead - std::exchange(ahead_, ahead);
+  auto near = own_.announced();
+  std::erase_if(near, [](const Multiaddr& one) { return !is_near(one) || one.is_circuit(); });
+  const bool elsewhere = near != near_, long_asleep = slept > to_seconds(kNap);
+  near_ = std::move(near);
+  for (auto& [port, held] : held_) {
+    if (elsewhere) held.expires = now;
+    if (long_asleep) held.expires -= from_seconds(slept);
+  }
+  return elsewhere || long_asleep;
+}
+
 Task<void> PortMappings::keep(PortMappings& mappings, std::vector<std::uint16_t> ports) {
   Runtime& runtime = mappings.self_.runtime;
   Duration retry = kMappingRetry;
+  (void)mappings.has_moved();  // This is what later looks compare with.
   for (;;) {
     bool all = true;
     for (const auto port : ports) all &= co_await map(mappings, port);
     TimePoint next = runtime.now() + (all ? kLifetime : retry);
     for (const auto& [port, held] : mappings.held_) next = std::min(next, held.renew_at);
     retry = all ? kMappingRetry : std::min(2 * retry, kLongestRetry);
-    co_await runtime.sleep_until(std::max(next, runtime.now() + kShortestPause));
+    next = std::max(next, runtime.now() + kShortestPause);
+    bool moved = false;
+    while (!moved && runtime.now() < next) {
+      co_await runtime.sleep_until(std::min(next, runtime.now() + kLookPeriod));
+      moved = mappings.has_moved();
+    }
+    if (moved) retry = kMappingRetry;
   }
 }
 

@@ -1,7 +1,7 @@
 // Has the router forward the ports that the host listens on, so that peers outside can connect: asks each PortMapper
 // until one does it, announces the router's address, renews at half of the lifetime, and takes the mapping back at the
-// end. A host that listens on this machine alone, or not at all, needs none.
-// Source: docs/wire/libp2p.md, section 6.2.
+// end. A machine that has slept, or come to another network, asks at once. A host that listens on this machine alone,
+// or not at all, needs none. Source: docs/wire/libp2p.md, section 6.2.
 #pragma once
 
 #include <map>
@@ -30,6 +30,7 @@ class PortMappings {
     PortMapping mapping;
     TimePoint renew_at, expires;
   };
+  bool has_moved();
   static Task<void> keep(PortMappings& mappings, std::vector<std::uint16_t> ports);
   static Task<bool> map(PortMappings& mappings, std::uint16_t port);
   static Task<void> unmap_all(std::map<std::uint16_t, Held> held);
@@ -45,7 +46,9 @@ class PortMappings {
   PortMappers& mappers_;
   PortMappingMetrics metrics_;
   std::map<std::uint16_t, Held> held_;
-  bool told_ = false;  ///< that there is no mapping
+  bool told_ = false;            ///< that there is no mapping
+  std::vector<Multiaddr> near_;  ///< addresses of the machine in its own network, when has_moved() was asked last
+  double ahead_ = 0;             ///< seconds by which the wall clock was ahead of the loop's then
   Signal<> changed_;
   TaskGroup tasks_;
 };

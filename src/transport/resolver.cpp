@@ -8,12 +8,14 @@
 #include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
 #include "look_up_threads.hpp"
+#include "txt_answer.hpp"
 
 namespace cohive::transport {
 namespace {
 
 constexpr int kMaxSteps = 32;  // per address, recursion included
 constexpr std::size_t kMaxResults = 32;
+constexpr std::size_t kMaxDnsAnswer = 64 * 1024;  // over TCP, whose lengths have two bytes
 
 std::vector<std::string> look_up_hosts(const std::string& name, int family) {
   addrinfo hints{};
@@ -34,24 +36,11 @@ std::vector<std::string> look_up_hosts(const std::string& name, int family) {
 }
 
 std::vector<std::string> look_up_txt(const std::string& name) {
-  std::vector<std::uint8_t> answer(16 * 1024);
+  Bytes answer(kMaxDnsAnswer);
+  // Of an answer that does not fit, this is the length of all of it.
   const int size = ::res_query(name.c_str(), C_IN, ns_t_txt, answer.data(), static_cast<int>(answer.size()));
-  ns_msg message;
-  if (size <= 0 || ns_initparse(answer.data(), size, &message) != 0) return {};
-  std::vector<std::string> texts;
-  for (int i = 0; i < ns_msg_count(message, ns_s_an) && texts.size() < kMaxResults; ++i) {
-    ns_rr record;
-    if (ns_parserr(&message, ns_s_an, i, &record) != 0 || ns_rr_type(record) != ns_t_txt) continue;
-    std::string text;
-    const std::uint8_t* at = ns_rr_rdata(record);
-    const std::uint8_t* end = at + ns_rr_rdlen(record);
-    while (at < end && at + 1 + *at <= end) {  // character strings, each with its length
-      text.append(reinterpret_cast<const char*>(at + 1), *at);
-      at += 1 + *at;
-    }
-    texts.push_back(std::move(text));
-  }
-  return texts;
+  if (size <= 0 || static_cast<std::size_t>(size) > answer.size()) return {};
+  return texts_of(ByteView(answer).first(static_cast<std::size_t>(size)));
 }
 
 /// \param given_up  set once no task waits for the result: look-ups take long, and worker threads are few

@@ -29,6 +29,8 @@ constexpr Duration kQueueTime = 100ms;  // what waits below the streams delays t
 constexpr int kProbeEvery = 4;          // intervals between pings on a busy connection, for the round trip
 constexpr double kResetBurst = 16;      // seconds
 constexpr Duration kOrphanTime = 60s;   // a peer gets this long to end a stream that we ended
+// What a stream that a peer opens takes before a byte comes on it: its state, and the task that serves it.
+constexpr std::size_t kStreamMemory = 4 * 1024;
 
 /// What is left for streams of what the network below carries, without the headers of frames and records.
 std::uint64_t for_streams(std::uint64_t carried, std::uint64_t taken) {
@@ -317,7 +319,7 @@ bool YamuxConnection::keys_are_worn() const {
   return most >= options_->max_key_bytes || (most >= options_->max_key_bytes / 2 && open_streams() == 0);
 }
 
-/// Opening streams and resetting them costs a peer nothing, and us a task each.
+/// Opening streams and resetting them, or having us reset them, costs a peer nothing, and us a task each.
 bool YamuxConnection::may_reset() {
   const double rate = options_->max_resets_per_second;
   return resets_.take_one(runtime_.now(), rate, rate * kResetBurst);
@@ -361,9 +363,14 @@ void YamuxConnection::forget(std::uint32_t id) {
 }
 
 /// The handle is gone. An unfinished stream is reset; one that we ended may still be ended by the peer in its own time.
-void YamuxConnection::release(YamuxStreamState& stream) {
+/// A peer that opens and ends streams at once has us reset them, which costs it less than resetting them itself.
+/// \param begun  no whole request had come
+void YamuxConnection::release(YamuxStreamState& stream, bool begun) {
   stream.discard_received();
-  if (stream.out == Half::open) return reset_stream(stream);
+  if (stream.out == Half::open) {
+    if (begun && !stream.outbound && !may_reset()) flooded_ = true;
+    return reset_stream(stream);
+  }
   stream.holder = Holder::none;
   stream.orphaned_at = runtime_.now();
 }
@@ -518,12 +525,17 @@ std::optional<Error> YamuxConnection::on_syn(const Header& header) {
   if (odd == (role_ == Role::initiator)) return violation("stream id of the wrong parity");
   if (streams_.contains(header.id)) return violation("stream opened twice");
   if (channel_->queued() > most_queued()) return violation("stream flood");
-  if (pending_.size() >= options_->max_pending_streams || totals_.inbound >= options_->max_inbound_streams) {
+  const bool surplus =
+      pending_.size() >= options_->max_pending_streams || totals_.inbound >= options_->max_inbound_streams;
+  if (flooded_ || (surplus && !may_reset())) return violation("reset flood");
+  MemoryBudget::Charge charge(account_);
+  if (surplus || !charge.add(kStreamMemory)) {  // that others leave no memory is not held against the peer
     send_frame(kWindowUpdate, kRst, header.id, 0);
     return std::nullopt;
   }
   auto state = std::make_shared<YamuxStreamState>(runtime_, *this, totals_, header.id, false, options_->initial_window);
   state->memory = MemoryBudget::Charge(account_);
+  state->own = std::move(charge);
   streams_.emplace(header.id, state);
   send_frame(kWindowUpdate, kAck, header.id, 0);
   pending_.push_back(std::make_unique<YamuxStream>(runtime_, std::move(state), peer_, remote_address()));

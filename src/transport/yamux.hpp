@@ -85,6 +85,7 @@ struct YamuxStreamState {
   std::list<Slice> received;    // most streams never hold more than one
   PartOf open, unacknowledged, buffered, granted_extra, writing;
   MemoryBudget::Charge memory;  // of what is buffered
+  MemoryBudget::Charge own;     // of a stream that the peer opened, until it leaves the connection
   Slice expected;               // where the next bytes belong, if the application has said so
   Slice tail;                   // where small payloads are collected; the last of `received` ends at tail_used
   std::size_t tail_used = 0;
@@ -171,7 +172,7 @@ class YamuxConnection final : public Connection {
   void grant(YamuxStreamState& stream, std::size_t window);
   void return_credit(YamuxStreamState& stream);
   void reset_stream(YamuxStreamState& stream);
-  void release(YamuxStreamState& stream);
+  void release(YamuxStreamState& stream, bool begun);
   void forget(std::uint32_t id);
   void sweep_orphans();
 
@@ -191,7 +192,8 @@ class YamuxConnection final : public Connection {
   Event ended_;   // the channel is closed
   Error reason_;
   std::size_t dropped_ = 0;  // bytes received after the end
-  TokenBucket resets_;       // that the peer may send
+  TokenBucket resets_;       // that the peer may send, or have us send
+  bool flooded_ = false;     // it has had us send more
   bool remote_gone_ = false;
 
   std::array<std::uint8_t, yamux::kHeaderSize> header_bytes_{};

@@ -46,6 +46,7 @@ void YamuxStreamState::reset() {
 
 void YamuxStreamState::leave() {
   connection = nullptr;
+  own.release();
   for (PartOf* part : {&open, &unacknowledged, &buffered, &granted_extra, &writing}) part->leave();
 }
 
@@ -91,7 +92,7 @@ void YamuxStreamState::discard_received() {
 // ---- The handle
 
 YamuxStream::~YamuxStream() {
-  if (state_->connection) state_->connection->release(*state_);
+  if (state_->connection) state_->connection->release(*state_, begun());
 }
 
 /// Why nothing more goes through a half of the stream, if so.

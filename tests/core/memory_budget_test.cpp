@@ -42,6 +42,22 @@ TEST(MemoryBudget, TheGreediestPeerOfTheLargestNetworkIsCutOffAndOthersFindRoom)
   EXPECT_FALSE(flood[0].add(1)) << "its network has most";
 }
 
+TEST(MemoryBudget, WhatMayWaitTakesNeitherHalfOfItNorAnybodysConnection) {
+  MemoryBudget budget(1000);
+  bool cut = false;
+  budget.set_cut([&](const PeerId&) { cut = true; });
+  MemoryBudget::Charge slow(budget.account(peer_of(1), at("8.8.8.8")));
+  EXPECT_TRUE(slow.add_spare(500));
+  EXPECT_FALSE(slow.add_spare(1));
+  MemoryBudget::Charge other(budget.account(peer_of(2), at("9.9.9.9")));
+  EXPECT_TRUE(other.add_spare(31)) << "its fair share";
+  EXPECT_FALSE(other.add_spare(1));
+  EXPECT_TRUE(other.add(100)) << "what cannot wait";
+  EXPECT_FALSE(cut);
+  slow.release();
+  EXPECT_TRUE(other.add_spare(1));
+}
+
 TEST(MemoryBudget, ManySubnetsOfOneOwnerHaveTheShareOfOne) {
   MemoryBudget budget(1000);
   std::vector<PeerId> cut;

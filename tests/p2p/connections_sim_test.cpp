@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 #include "cohive/core/errors.hpp"
 #include "cohive/core/metrics.hpp"
 #include "cohive/p2p/errors.hpp"
@@ -34,6 +36,27 @@ Task<std::string> say(transport::Stream& stream, std::string words) {
   auto heard = co_await stream.read(stream.runtime().after(5s));
   co_return heard ? std::string(as_text(heard->view())) : heard.error().message();
 }
+
+/// A machine whose network may be away.
+class OfflineNetwork final : public transport::Network {
+ public:
+  explicit OfflineNetwork(std::unique_ptr<transport::Network> inner) : inner_(std::move(inner)) {}
+  Runtime& runtime() override { return inner_->runtime(); }
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    return inner_->listen(address);
+  }
+  using Network::dial;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    if (offline) co_return system_error(transport::Errc::unreachable, ENETUNREACH, address.text());
+    co_return co_await inner_->dial(std::move(address), std::move(from), deadline);
+  }
+
+  bool offline = false;
+
+ private:
+  std::unique_ptr<transport::Network> inner_;
+};
 
 struct Connections : testing::Test {
   Swarm swarm;
@@ -438,6 +461,25 @@ TEST_F(Connections, AHostThatLostEveryoneComesBackByTheAddressesItWasGiven) {
   auto& bob = swarm.add_host();
   ASSERT_TRUE(swarm.run(bob.bootstrap({address_of(hub)}, swarm.after(10s))));
   lose_and_find_again(bob, hub);
+}
+
+/// The system says at once that there is no network. That is held against no address.
+TEST_F(Connections, AMachineWhoseNetworkWasAwayForAnHourIsBackSoon) {
+  auto& hub = swarm.add_host();
+  OfflineNetwork network(swarm.fabric().add_machine());
+  Host laptop(network, nobody(1), {.transport = {.plaintext = true}});
+  laptop.start().value();
+  ASSERT_TRUE(swarm.run(laptop.bootstrap({address_of(hub)}, swarm.after(10s))));
+  for (int i = 0; i < 5; ++i) {
+    network.offline = true;
+    swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+    swarm.pass(1h);
+    ASSERT_FALSE(laptop.connected(hub.id()));
+    network.offline = false;
+    swarm.fabric().heal();
+    swarm.pass(80s);
+    EXPECT_TRUE(laptop.connected(hub.id()));
+  }
 }
 
 TEST_F(Connections, AGroupThatLostTheRestOfTheSwarmFindsItAgain) {

@@ -36,6 +36,20 @@ TEST_F(DialBackoffTest, RepeatedFailuresHoldItBackLongerUpToFiveMinutesAndASucce
   EXPECT_FALSE(backoff.blocks(peer(1), here));
 }
 
+TEST_F(DialBackoffTest, WhatThisMachineLacksHoldsAnAddressBackForHalfAMinuteAtMost) {
+  const auto lacks = [this](int times) {
+    for (int i = 0; i < times; ++i) backoff.failed(peer(1), here.address, DialBackoff::Cause::local);
+  };
+  lacks(1);
+  runtime.run_for(6s);
+  EXPECT_FALSE(backoff.blocks(peer(1), here));
+  lacks(100);
+  runtime.run_for(29s);
+  EXPECT_TRUE(backoff.blocks(peer(1), here)) << "such as an IPv6 address where there is IPv4 alone";
+  runtime.run_for(2s);
+  EXPECT_FALSE(backoff.blocks(peer(1), here));
+}
+
 TEST_F(DialBackoffTest, ItRemembersTheLatestThousandsOfFailures) {
   for (int i = 0; i < 10'000; ++i)
     backoff.failed(peer(1), address("/ip4/8.8." + std::to_string(i / 250) + "." + std::to_string(i % 250) + "/tcp/1"));

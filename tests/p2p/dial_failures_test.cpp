@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cerrno>
+
 #include "cohive/core/errors.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/initial_peers.hpp"
@@ -24,6 +26,14 @@ TEST(DialFailures, AreToldApartByTheirCodes) {
       << "a text decides nothing";
   EXPECT_EQ(cause(system_error(transport::Errc::dial_failed, EMFILE, "10.0.0.1")), DialFailure::other)
       << "no file left here says nothing about the network";
+}
+
+TEST(DialFailures, OfThisMachineAloneAreToldByTheSystemsNumber) {
+  for (const int number : {ENETUNREACH, ENETDOWN, EADDRNOTAVAIL, EMFILE, ENFILE, ENOBUFS})
+    EXPECT_TRUE(is_local_failure(system_error(transport::Errc::unreachable, number, "10.0.0.1"))) << number;
+  for (const int number : {ECONNREFUSED, EHOSTUNREACH, ETIMEDOUT})
+    EXPECT_FALSE(is_local_failure(system_error(transport::Errc::unreachable, number, "10.0.0.1"))) << number;
+  EXPECT_FALSE(is_local_failure(Error(cohive::Errc::timeout)));
 }
 
 TEST(InitialPeers, AWrongPeerIsKnownByItsCodeThroughAllThatSumsItUp) {

@@ -45,6 +45,33 @@ TEST_F(Identification, APushReplacesWhatAPeerSaidBefore) {
   EXPECT_EQ(seen->addresses, std::vector{nowhere(1)});
 }
 
+TEST_F(Identification, WhatAPushLeavesOutStaysAsItWas) {
+  connect();
+  auto message = agent("other/2");
+  message.add_protocols("/only/1");
+  message.add_listen_addrs(nowhere(1).binary());
+  push(message);
+  push(agent("other/3"));
+  proto::Identify changed;
+  changed.add_protocols("/only/2");
+  push(changed);
+  auto seen = alice.peer(mallory.id());
+  EXPECT_EQ(seen->agent, "other/3");
+  EXPECT_EQ(seen->protocols, std::vector<std::string>{"/only/2"});
+  EXPECT_EQ(seen->addresses, std::vector{nowhere(1)});
+
+  proto::Identify withdrawn;
+  withdrawn.set_signed_peer_record(make_signed_peer_record(nobody(1), 1, {}));
+  push(withdrawn);
+  EXPECT_EQ(alice.peer(mallory.id())->addresses, std::vector{nowhere(1)}) << "another peer has none";
+  withdrawn.set_signed_peer_record(make_signed_peer_record(mallory.identity(), 1, {}));
+  push(withdrawn);
+  seen = alice.peer(mallory.id());
+  EXPECT_THAT(seen->addresses, testing::Not(testing::Contains(nowhere(1))));
+  EXPECT_EQ(seen->agent, "other/3");
+  EXPECT_EQ(seen->protocols, std::vector<std::string>{"/only/2"});
+}
+
 /// A machine may be suspended just after it has connected.
 TEST_F(Identification, APeerThatDidNotAnswerInTimeIsAskedAgain) {
   int asked = 0;
@@ -100,7 +127,9 @@ TEST_F(Identification, OfHundredsOfProtocolsThoseAreKeptThatTheHostKnowsAndAFewO
   for (const auto& name : seen) bytes += name.size();
   EXPECT_LE(bytes, 4096u);
   EXPECT_GE(alice.memory().held(), before + bytes) << "charged to the peer";
-  push(agent("mallory"));
+  auto few = agent("mallory");
+  few.add_protocols(kKad);
+  push(few);
   EXPECT_LT(alice.memory().held(), before + bytes) << "and given back";
 }
 

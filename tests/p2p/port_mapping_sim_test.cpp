@@ -55,13 +55,52 @@ class FakeMapper final : public PortMapper {
   std::string_view protocol_;
 };
 
+/// Says that it is bound at other addresses, if there are any.
+class RoamingListener final : public transport::Listener {
+ public:
+  RoamingListener(std::unique_ptr<transport::Listener> inner, const std::vector<Multiaddr>& elsewhere)
+      : inner_(std::move(inner)), elsewhere_(elsewhere) {}
+  Task<Result<std::unique_ptr<transport::RawConnection>>> accept() override { return inner_->accept(); }
+  const Multiaddr& address() const override { return inner_->address(); }
+  std::vector<Multiaddr> dialable_addresses() const override {
+    return elsewhere_.empty() ? inner_->dialable_addresses() : elsewhere_;
+  }
+  void close() noexcept override { inner_->close(); }
+
+ private:
+  std::unique_ptr<transport::Listener> inner_;
+  const std::vector<Multiaddr>& elsewhere_;
+};
+
+/// A machine that may come to another network.
+class RoamingMachine final : public transport::Network {
+ public:
+  RoamingMachine(std::unique_ptr<transport::Network> inner, const std::vector<Multiaddr>& elsewhere)
+      : inner_(std::move(inner)), elsewhere_(elsewhere) {}
+  Runtime& runtime() override { return inner_->runtime(); }
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    auto listener = inner_->listen(address);
+    if (!listener) return listener.error();
+    return std::unique_ptr<transport::Listener>(std::make_unique<RoamingListener>(std::move(*listener), elsewhere_));
+  }
+  using Network::dial;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    return inner_->dial(std::move(address), std::move(from), deadline);
+  }
+
+ private:
+  std::unique_ptr<transport::Network> inner_;
+  const std::vector<Multiaddr>& elsewhere_;
+};
+
 class PortMappingTest : public testing::Test {
  protected:
   /// A host at home, behind a router that lets nothing in by itself.
   Host& home(HostOptions options = {}, bool listening = true) {
     swarm.fabric().set_nat(inside, router.outside);
     router.forward = [this] { swarm.fabric().set_nat(inside, router.outside, true); };
-    machine_ = swarm.fabric().add_machine(inside);
+    machine_ = std::make_unique<RoamingMachine>(swarm.fabric().add_machine(inside), elsewhere);
     if (listening && options.listen.empty()) options.listen = {parsed("/ip4/192.168.1.5/tcp/4001")};
     options.transport.plaintext = true;
     Connectivity ways;
@@ -81,7 +120,8 @@ class PortMappingTest : public testing::Test {
   PortMappingMetrics counted{swarm.runtime().metrics()};
   std::string inside = "192.168.1.5";  ///< the host's address at home
   Router router;
-  std::optional<Router> first;  // another one that is asked before
+  std::optional<Router> first;       // another one that is asked before
+  std::vector<Multiaddr> elsewhere;  ///< where the machine is now, if it has moved
 
  private:
   std::unique_ptr<transport::Network> machine_;
@@ -166,6 +206,36 @@ TEST_F(PortMappingTest, AMappingThatCannotBeRenewedIsAnnouncedUntilItsEnd) {
   swarm.pass(1min + 1s);
   EXPECT_THAT(host.addresses(), Not(Contains(at("8.8.4.4"))));
   EXPECT_EQ(counted.upnp.value(), 0);
+}
+
+/// The loop's clock stands still while the machine sleeps, and the router's goes on.
+TEST_F(PortMappingTest, AfterASleepTheRouterIsAskedAtOnceAndTheMappingHasEndedUnlessItIsRenewed) {
+  Host& host = home();
+  swarm.pass(1s);
+  swarm.runtime().shift_wall_clock(1h);
+  swarm.pass(1min);
+  EXPECT_EQ(router.wanted.size(), 2U);
+  EXPECT_THAT(host.addresses(), Contains(at("8.8.4.4")));
+  router.refuses = true;
+  swarm.runtime().shift_wall_clock(1h);
+  swarm.pass(1min + 1s);
+  EXPECT_EQ(router.wanted.size(), 3U);
+  EXPECT_THAT(host.addresses(), Not(Contains(at("8.8.4.4"))));
+}
+
+TEST_F(PortMappingTest, OnAnotherNetworkAMappingHasEndedUnlessItsRouterMapsThePortToo) {
+  Host& host = home();
+  swarm.pass(1s);
+  elsewhere = {at("192.168.43.7")};
+  router.outside = "7.7.7.7";
+  swarm.pass(1min);
+  EXPECT_THAT(host.addresses(), Contains(at("7.7.7.7")));
+  EXPECT_THAT(host.addresses(), Not(Contains(at("8.8.4.4"))));
+  elsewhere = {at("192.168.44.7")};
+  router.refuses = true;
+  swarm.pass(1min + 1s);
+  EXPECT_EQ(router.wanted.size(), 3U);
+  EXPECT_THAT(host.addresses(), Not(Contains(at("7.7.7.7"))));
 }
 
 TEST_F(PortMappingTest, AnotherProtocolIsTriedWhenOneFails) {

@@ -49,6 +49,22 @@ struct Reaching : testing::Test {
     if (!*bytes) co_return Error(cohive::Errc::end_of_stream);
     co_return parse_dial_back_response(**bytes);
   }
+  /// Has a host say in identify that it sees all others at one address.
+  void sees(Host& host, const std::string& address) {
+    host.remove_handler(kIdentifyProtocol);
+    host.set_handler(kIdentifyProtocol, [this, seen = parsed(address)](transport::StreamPtr stream) {
+      ++lies;
+      return [](transport::StreamPtr s, Multiaddr observed) -> Task<void> {
+        proto::Identify message;
+        message.set_agent_version("liar");
+        message.add_protocols(kAutoNatProtocol);
+        message.set_observed_addr(observed.binary());
+        (void)co_await transport::write_message(*s, as_bytes(message.SerializeAsString()), s->runtime().after(10s));
+        s->close_write();
+      }(std::move(stream), seen);
+    });
+  }
+  int lies = 0;
   /// A host that answers every request to be dialled back with `response`.
   Host& says(int number, DialBackResponse response) {
     Host& host = outside(number, {.autonat = false});
@@ -165,6 +181,30 @@ TEST_F(Reaching, AnAddressElsewhereIsNotAnnouncedBecauseAPeerClaimsToHaveReached
   EXPECT_EQ(host.addresses(), std::vector{parsed("/ip4/9.2.9.9/tcp/4001")});
 }
 
+TEST_F(Reaching, APortThatWasNotAskedAboutIsNotAnnouncedEither) {
+  Host& liar = says(1, {AutoNat::OK, "", parsed("/ip4/8.8.4.4/tcp/25")});
+  Host& host = behind_nat(true);
+  join(host, liar);
+  swarm.pass(10s);
+  EXPECT_EQ(host.reachability(), Reachability::public_);
+  EXPECT_THAT(host.addresses(), Not(Contains(parsed("/ip4/8.8.4.4/tcp/25"))));
+}
+
+TEST_F(Reaching, PortsThatLiarsNamedGiveWayToTheOneWhereTheHostIsReached) {
+  Host& host = behind_nat(true);
+  for (int i = 1; i <= 4; ++i) {
+    const std::string lie = "/ip4/8.8.4.4/tcp/" + std::to_string(i);
+    Host& liar = says(i, {AutoNat::OK, "", parsed(lie)});
+    sees(liar, lie);
+    join(host, liar);
+  }
+  swarm.pass(1h);
+  EXPECT_THAT(host.addresses(), Contains(parsed("/ip4/8.8.4.4/tcp/4"))) << "each liar has been asked";
+  join(host, outside(5));
+  swarm.pass(20min);
+  EXPECT_THAT(host.addresses(), Contains(parsed("/ip4/8.8.4.4/tcp/4001")));
+}
+
 TEST_F(Reaching, APeerThatRefusesProvesNothing) {
   Host& shy = says(1, {AutoNat::E_DIAL_REFUSED, "\x1b[31m", std::nullopt});
   Host& host = outside(2);
@@ -187,6 +227,21 @@ TEST_F(Reaching, AHostThatMovesFindsOutAgain) {
   swarm.pass(5s);
   join(host, hub);
   for (int i = 2; i < 4; ++i) join(host, outside(i));
+  swarm.pass(5min);
+  EXPECT_EQ(host.reachability(), Reachability::private_);
+  EXPECT_THAT(host.addresses(), Not(Contains(parsed("/ip4/8.8.4.4/tcp/4001"))));
+}
+
+/// The many that saw it at its old place are gone.
+TEST_F(Reaching, AHostThatMovesToWhereFewerSeeItFindsOutAgain) {
+  Host& host = behind_nat(true);
+  for (int i = 1; i <= 6; ++i) join(host, outside(i));
+  ASSERT_EQ(swarm.run(host.wait_for_reachability(swarm.after(30s))).value(), Reachability::public_);
+  swarm.pass(1min);
+  swarm.fabric().set_nat("192.168.1.5", "7.7.7.7", false);
+  for (int i = 1; i <= 6; ++i) swarm.fabric().kill("9." + std::to_string(i) + ".9.9");
+  swarm.pass(5s);
+  for (int i = 7; i <= 8; ++i) join(host, outside(i));
   swarm.pass(5min);
   EXPECT_EQ(host.reachability(), Reachability::private_);
   EXPECT_THAT(host.addresses(), Not(Contains(parsed("/ip4/8.8.4.4/tcp/4001"))));
@@ -247,17 +302,7 @@ TEST_F(Reaching, OneLiarMovesNobodyAfterQuietHours) {
   ASSERT_EQ(swarm.run(host.wait_for_reachability(swarm.after(30s))).value(), Reachability::public_);
   swarm.pass(2h);
   Host& liar = outside(4);
-  liar.remove_handler(kIdentifyProtocol);
-  int lies = 0;
-  liar.set_handler(kIdentifyProtocol, [&lies](transport::StreamPtr stream) -> Task<void> {
-    ++lies;
-    proto::Identify message;
-    message.set_agent_version("liar");
-    message.set_observed_addr(parsed("/ip4/5.5.5.5/tcp/25").binary());
-    (void)co_await transport::write_message(*stream, as_bytes(message.SerializeAsString()),
-                                            stream->runtime().after(10s));
-    stream->close_write();
-  });
+  sees(liar, "/ip4/5.5.5.5/tcp/25");
   join(host, liar);
   swarm.pass(5s);
   EXPECT_EQ(lies, 1);

@@ -397,6 +397,21 @@ TEST_F(Relay, APublicDiallerIsDialledBack) {
   EXPECT_FALSE(dialler.remote_address(hidden.id())->is_circuit());
 }
 
+/// Has the peer that dialled our circuit punch at these addresses.
+Task<void> ask_to_punch(Host& from, PeerId to, std::vector<Multiaddr> addresses) {
+  const Deadline deadline = from.runtime().after(10s);
+  auto stream = co_await from.open_stream(to, "/libp2p/dcutr", deadline);
+  if (!stream) co_return;
+  proto::HolePunch message;
+  message.set_type(proto::HolePunch::CONNECT);
+  for (const auto& address : addresses) message.add_observed_addrs(address.binary());
+  (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
+  message.Clear();
+  message.set_type(proto::HolePunch::SYNC);
+  (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
+  (void)co_await (*stream)->read(deadline);
+}
+
 /// A peer at the other end of a circuit names addresses to be dialled: those of our network, or of this machine, are
 /// none of its business.
 TEST_F(Relay, PunchingReachesNoPrivateAddress) {
@@ -406,28 +421,43 @@ TEST_F(Relay, PunchingReachesNoPrivateAddress) {
   Host& inside = swarm.add_host_at("192.168.7.77");
   swarm.pass(5s);
   ASSERT_TRUE(swarm.run(dialler.connect(through(relay, liar), swarm.after(10s))));
-  auto attack = [](Host& from, PeerId to, std::vector<Multiaddr> addresses) -> Task<void> {
-    const Deadline deadline = from.runtime().after(10s);
-    auto stream = co_await from.open_stream(to, "/libp2p/dcutr", deadline);
-    if (!stream) co_return;
-    proto::HolePunch message;
-    message.set_type(proto::HolePunch::CONNECT);
-    for (const auto& address : addresses) message.add_observed_addrs(address.binary());
-    (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
-    message.Clear();
-    message.set_type(proto::HolePunch::SYNC);
-    (void)co_await transport::write_message(**stream, as_bytes(message.SerializeAsString()), deadline);
-    (void)co_await (*stream)->read(deadline);
-  };
   std::size_t dialled = 0;
   swarm.fabric().set_tap([&](const std::string&, const std::string& to, ByteView) {
     dialled += to == "192.168.7.77";
     return true;
   });
   swarm.pass(1s);
-  swarm.run(attack(liar, dialler.id(), {inside.addresses().front(), parsed("/ip4/127.0.0.1/tcp/4001")}));
+  swarm.run(ask_to_punch(liar, dialler.id(), {inside.addresses().front(), parsed("/ip4/127.0.0.1/tcp/4001")}));
   swarm.pass(10s);
   EXPECT_EQ(dialled, 0U);
+}
+
+/// The ports of a machine outside that is no peer are dialled now and then, however often they are named.
+TEST_F(Relay, PunchingIsNotAimedAtAThirdMachine) {
+  Host& relay = add_relay("3.0.0.1");
+  Host& liar = add_hidden({&relay}, {.hole_punching = false});
+  Host& dialler = add_hidden({&relay});
+  swarm.pass(5s);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(relay, liar), swarm.after(10s))));
+  swarm.pass(1s);
+  const auto machine = swarm.fabric().add_machine("9.9.9.9");
+  std::vector<std::unique_ptr<transport::Listener>> listeners;
+  std::vector<Multiaddr> ports;
+  std::size_t dialled = 0;
+  auto count = [](transport::Listener& listener, std::size_t& total) -> Task<void> {
+    while (co_await listener.accept()) ++total;
+  };
+  TaskGroup counting(swarm.runtime());
+  for (int port = 1; port <= 8; ++port) {
+    ports.push_back(parsed("/ip4/9.9.9.9/tcp/" + std::to_string(port)));
+    listeners.push_back(machine->listen(ports.back()).value());
+    counting.spawn(count(*listeners.back(), dialled));
+  }
+  for (int i = 0; i < 9; ++i) {
+    swarm.run(ask_to_punch(liar, dialler.id(), ports));
+    swarm.pass(2s);
+  }
+  EXPECT_EQ(dialled, 24U) << "of 72 that were named";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/metrics.hpp"
+#include "cohive/core/signed_record.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/metrics.hpp"
 #include "strangers.hpp"
@@ -280,11 +281,11 @@ TEST_F(PeerRouting, APeerThatAnswersALookupEntersTheTable) {
 
 TEST_F(PeerRouting, PeersWithoutAddressesTakeNobodysPlaceInAnAnswer) {
   auto& hub = swarm.add_host();
-  proto::Identify nothing;  // such peers have come into the table and have taken their addresses back
-  nothing.add_protocols(kKad);
   for (int i = 0; i < 25; ++i) {
     Host& host = join(hub);
     swarm.pass(1s);
+    proto::Identify nothing;  // such peers have come into the table and have taken their addresses back
+    nothing.set_signed_peer_record(make_signed_peer_record(host.identity(), 1, {}));
     swarm.run(push_identify(host, hub.id(), nothing.SerializeAsString()));
   }
   std::vector<PeerId> listening;

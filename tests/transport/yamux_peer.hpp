@@ -38,10 +38,11 @@ inline KeyPair peer_key() {
 /// A connection of ours whose other end the test plays.
 class YamuxPeer : public ::testing::Test {
  protected:
-  void start(Role role = Role::responder, TransportOptions options = {}) {
+  void start(Role role = Role::responder, TransportOptions options = {},
+             std::shared_ptr<const MemoryBudget::Account> account = nullptr) {
     connection_ = std::make_unique<YamuxConnection>(
         runtime_, std::make_unique<NoiseChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes()), role,
-        peer_key().peer_id(), "plaintext", std::make_shared<const TransportOptions>(options));
+        peer_key().peer_id(), "plaintext", std::make_shared<const TransportOptions>(options), std::move(account));
     runtime_.run_ready();
     EXPECT_EQ(frames(), (std::vector<Frame>{{kPing, kSyn, 0, 1, {}}})) << "a ping measures the round trip at once";
   }

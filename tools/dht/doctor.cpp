@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -92,6 +93,34 @@ std::string advice_for_circuit(const Error& error) {
 
 // ---- The examination
 
+/// Remembers from which address of this machine each one was dialled last.
+class SourceNotes final : public transport::Network {
+ public:
+  explicit SourceNotes(transport::Network& inner) : inner_(inner) {}
+  Runtime& runtime() override { return inner_.runtime(); }
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    return inner_.listen(address);
+  }
+  using Network::dial;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    auto connection = co_await inner_.dial(address, std::move(from), deadline);
+    if (connection) sources_.insert_or_assign((*connection)->remote_address(), (*connection)->local_address());
+    co_return connection;
+  }
+  transport::BandwidthLimits limits() const override { return inner_.limits(); }
+  std::size_t max_connections() const override { return inner_.max_connections(); }
+  /// Returns an empty address where none was dialled.
+  Multiaddr source_of(const Multiaddr& remote) const {
+    const auto found = sources_.find(remote);
+    return found == sources_.end() ? Multiaddr() : found->second;
+  }
+
+ private:
+  transport::Network& inner_;
+  std::map<Multiaddr, Multiaddr> sources_;
+};
+
 class Doctor {
  public:
   Doctor(transport::Network& network, DoctorOptions options, FindingReport report)
@@ -100,7 +129,8 @@ class Doctor {
         options_(std::move(options)),
         report_(std::move(report)),
         resolver_(transport::make_resolver(runtime_)),
-        host_(network, KeyPair::generate_ed25519(), host_options(options_)) {}
+        sources_(network),
+        host_(sources_, KeyPair::generate_ed25519(), host_options(options_)) {}
 
   Task<bool> run() {
     if (auto started = host_.start(); !started) throw ErrorException(started.error());
@@ -462,35 +492,49 @@ class Doctor {
     return finding;
   }
 
-  /// What peers outside see as the source of connections that all come from one port.
+  /// A peer that has a relay, too, is dialled from any port (DialRace), which any router translates to another one.
+  bool dialled_from_listening_port(const Multiaddr& remote) const {
+    const std::string port = port_of(sources_.source_of(remote));
+    return std::any_of(interfaces_.begin(), interfaces_.end(),
+                       [&](const Multiaddr& one) { return port_of(one) == port; });
+  }
+
+  /// What peers outside see as the source of connections: of those that come from the listening port, host and port;
+  /// of others the host alone.
   void examine_nat() {
-    std::set<std::string> seen;
-    std::size_t witnesses = 0;
+    std::set<std::string> seen, hosts;
+    std::size_t witnesses = 0, comparable = 0;
     bool translated = false;
     for (const auto& met : met_) {
       if (!is_outside(met.remote) || !met.said.observed || met.said.observed->first_code() != Multiaddr::ip4) continue;
       ++witnesses;
-      seen.insert(met.said.observed->without_peer().text());
+      hosts.insert(host_of(*met.said.observed));
+      if (dialled_from_listening_port(met.remote)) {
+        ++comparable;
+        seen.insert(met.said.observed->without_peer().text());
+      }
       translated |= std::none_of(interfaces_.begin(), interfaces_.end(),
                                  [&](const Multiaddr& one) { return host_of(one) == host_of(*met.said.observed); });
     }
     if (witnesses == 0) return report({}, skipped("nat", "no peer outside was met over IPv4"));
-    Finding finding{"nat", Status::ok, "", "", {{"seen_at", seen}, {"witnesses", witnesses}}};
+    const auto& places = seen.empty() ? hosts : seen;
+    Finding finding{"nat", Status::ok, "", "", {{"seen_at", places}, {"witnesses", witnesses}}};
     if (!translated) {
       finding.text = "none: peers outside see an address of this machine";
       finding.details["kind"] = "none";
-    } else if (seen.size() > 1) {
+    } else if (seen.size() > 1 || hosts.size() > 1) {
       finding.text = "symmetric: each peer sees another address of this machine";
       finding.details["kind"] = "symmetric";
       finding.advice =
           "two peers behind such routers meet through a relay only: forward a port, or give them a relay that "
           "carries enough";
-    } else if (witnesses > 1) {
+    } else if (comparable > 1) {
       finding.text = log::format("endpoint-independent: {} peers see this machine at {}; holes can be punched",
-                                 witnesses, *seen.begin());
+                                 comparable, *seen.begin());
       finding.details["kind"] = "endpoint-independent";
     } else {
-      finding.text = "translated to " + *seen.begin() + "; one peer alone cannot tell of which kind";
+      finding.text = "translated to " + *places.begin() +
+                     "; it takes two peers that are dialled from one port to tell of which kind";
       finding.details["kind"] = "translated";
       finding.advice = "name peers of other networks, too, to learn the kind";
     }
@@ -502,6 +546,7 @@ class Doctor {
   const DoctorOptions options_;
   FindingReport report_;
   std::unique_ptr<transport::Resolver> resolver_;
+  SourceNotes sources_;
   p2p::Host host_;
   std::vector<Multiaddr> interfaces_;  ///< of this machine, before addresses of a router or seen by peers are added
   Multiaddr local_;                    ///< our end of the last connection

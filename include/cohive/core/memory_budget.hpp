@@ -57,6 +57,7 @@ class MemoryBudget {
     Account(std::shared_ptr<State> state, const PeerId& peer, std::string network)
         : state_(std::move(state)), peer_(peer), network_(std::move(network)) {}
     bool add(std::size_t bytes) const;
+    bool has_spare(std::size_t bytes) const;
     void remove(std::size_t bytes) const;
     void cut_largest(const std::string& network) const;
     std::shared_ptr<State> state_;  // null: nothing is counted
@@ -82,6 +83,9 @@ class MemoryBudget {
     ~Charge() { release(); }
     /// False, and nothing is charged, when the budget has no room for them.
     [[nodiscard]] bool add(std::size_t bytes);
+    /// The same for what may wait, as what is to be sent: false also when less than half of the budget would be left,
+    /// and the network has its fair share. So peers that are slow to take things cost no other one its connection.
+    [[nodiscard]] bool add_spare(std::size_t bytes) { return (!account_ || account_->has_spare(bytes)) && add(bytes); }
     /// Gives so many of the charged bytes back.
     void subtract(std::size_t bytes);
     /// Gives all of them back.

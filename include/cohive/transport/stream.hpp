@@ -78,6 +78,10 @@ class Stream {
     begun ? ++*begun_counter_ : --*begun_counter_;
   }
 
+ protected:
+  /// Tells whether the stream is counted as merely begun.
+  bool begun() const noexcept { return begun_; }
+
  private:
   std::string protocol_;
   std::shared_ptr<std::size_t> begun_counter_;

@@ -24,6 +24,7 @@
 #include "cohive/core/trace.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "cohive/rpc/rpc.hpp"
 #include "cohive/transport/network.hpp"
 #include "core/detail/bounded_parse.hpp"
 
@@ -36,6 +37,9 @@ constexpr Duration kStragglerTimeout = 5s;                   // where senders ha
 constexpr Duration kNoticeTime = 5s;                         // for members to hear that a round is given up
 constexpr Duration kGoodbye = 2s;                            // the same, that this peer averages no more
 constexpr Duration kFirstPause = 100ms, kLongestPause = 2s;  // between attempts of one round, doubling
+/// Bounds the bytes of a part's values: what scales, code books and the message around them add fits into a record.
+constexpr std::size_t kLargestPart = 15 << 20;
+static_assert(kLargestPart + kLargestPart / 20 < rpc::kMaxStreamRecord, "scales, code books and messages take 5 %");
 
 void check(const Aggregation& aggregation) {
   const auto fail = [](const char* what) { throw std::invalid_argument(what); };
@@ -72,6 +76,21 @@ void check(const AveragerOptions& options) {
       fail("averages in sparse2 have what earlier ones have lost, and cannot be made again: leave verified_share out");
   }
   if (!(options.bandwidth.value().value_or(0) >= 0)) fail("bandwidth must not be negative");
+  if (options.part_size_bytes > kLargestPart)
+    fail("part_size_bytes must be at most " + std::to_string(kLargestPart) + ": no larger part can travel");
+}
+
+/// Refuses parts that are too large because values without a codec travel as float32, whatever dtype they are cut by.
+void check_parts(const std::vector<TensorInfo>& schema, const AveragerOptions& options) {
+  for (std::size_t i = 0; i < schema.size(); ++i) {
+    const TensorInfo& tensor = schema[i];
+    const auto chosen = options.codec.choose({tensor.key.value_or(i), tensor.shape, tensor.dtype, tensor.role});
+    if (!chosen || chosen->codec != codec::Codec::none) continue;
+    const std::size_t most = kLargestPart / sizeof(float) * codec::size_of(tensor.dtype);
+    if (options.part_size_bytes > most && tensor.elements() > kLargestPart / sizeof(float))
+      throw std::invalid_argument("part_size_bytes must be at most " + std::to_string(most) + " for tensor " +
+                                  std::to_string(i) + ", whose values travel as float32: no larger part can travel");
+  }
 }
 
 std::vector<TensorInfo> infos_of(const std::vector<AveragedTensor>& tensors) {
@@ -153,6 +172,7 @@ struct Averager::Impl {
             {dht, group_options(options), metrics, base, schema_hash_of(schema, options), offered_by(options)})),
         server(d.host()),
         background(runtime, "averager") {
+    check_parts(schema, options);
     if (!options.scheme) options.scheme = plain_all_reduce();
     if (own_tensors) {
       forget_what_is_owed();
@@ -443,8 +463,8 @@ RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
 
 // ---- Waiting for other members, and leaving them
 
-Task<void> Averager::member_waiting() {
-  return impl_->rounds.member_waiting();
+Task<void> Averager::member_waiting(double share) {
+  return impl_->rounds.member_waiting(share);
 }
 
 Task<void> Averager::drain(Deadline deadline) {

@@ -179,7 +179,7 @@ Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> 
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
-      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
+      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false, finding.node});
       co_return steps;
     }
     void found(const DhtId& query, std::vector<NodeEntry> nodes, SearchCost cost) override {

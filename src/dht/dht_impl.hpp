@@ -109,6 +109,7 @@ struct Dht::Impl {
   // rejoining.cpp
   Task<void> stay_joined();
   Task<void> look_for_missing(std::size_t turn);
+  Task<void> look_behind_a_name();
   Task<bool> meet(Multiaddr address);
   Task<bool> meet(PeerId peer);
   Duration spread(Duration period) const;

@@ -157,17 +157,17 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
       std::vector<TraversalStep> steps;
       for (std::size_t i = 0; i < queries.size(); ++i) {
         Finding& finding = (*findings)[i];
+        const DhtId node = finding.node.value_or(contact.node.id);
         const auto at = wanted.find(queries[i]);
         if (at == wanted.end()) {
-          steps.push_back({std::move(finding.nearest), false});
+          steps.push_back({std::move(finding.nearest), false, finding.node});
           continue;
         }
         const LookupPtr lookup = at->second;
         ++lookup->answers;
-        if (finding.record) lookup->copies[contact.node.id] = finding.record->fingerprint();
-        if (finding.record && !lookup->done.is_set())
-          co_await self.consider(lookup, std::move(*finding.record), contact.node.id);
-        steps.push_back({std::move(finding.nearest), lookup->satisfied()});
+        if (finding.record) lookup->copies[node] = finding.record->fingerprint();
+        if (finding.record && !lookup->done.is_set()) co_await self.consider(lookup, std::move(*finding.record), node);
+        steps.push_back({std::move(finding.nearest), lookup->satisfied(), finding.node});
       }
       co_return steps;
     }

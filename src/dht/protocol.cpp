@@ -355,7 +355,10 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   heard_from(as_text(reply->node_id), peer);
   std::vector<Finding> findings;
   findings.reserve(keys.size());
-  for (auto& result : reply->results) findings.push_back(co_await read_finding(std::move(result)));
+  for (auto& result : reply->results) {
+    findings.push_back(co_await read_finding(std::move(result)));
+    findings.back().node = DhtId::from_bytes(reply->node_id);
+  }
   if (keys.size() == 1 || bytes.size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
   std::vector<std::size_t> missing;

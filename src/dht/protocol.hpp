@@ -35,6 +35,7 @@ struct Finding {
   std::optional<StoredRecord> record;
   std::size_t entries = 0;  ///< that the node says its dictionary has; 0: it is no dictionary
   std::vector<NodeEntry> nearest;
+  std::optional<DhtId> node = std::nullopt;  ///< the id that the node has told with its answer
 };
 
 /// Returns the bytes of a record in a request.
@@ -103,6 +104,7 @@ class Protocol {
     std::string value;
     double expiration = 0;
     bool in_cache = false;
+    bool whole = false;  ///< it came with all others of its dictionary, from a node that keeps them
   };
 
  private:

@@ -195,7 +195,7 @@ Task<void> Protocol::take_apart(Storing& storing, WireRecord record, std::size_t
     auto entry = reader->next();
     if (entry && *entry && (*entry)->expiration <= latest) {
       add({item, record.key, std::move((*entry)->subkey), to_string((*entry)->value), (*entry)->expiration,
-           record.in_cache});
+           record.in_cache, !record.in_cache});
     } else {
       storing.ok[item] = false;
     }
@@ -228,7 +228,7 @@ Task<void> Protocol::store_chunk(Storing& storing) {
     if (!valid[i]) metrics.records_invalid.increment();
     const bool stored =
         valid[i] && (one.subkey ? target.store_subkey(one.key, std::move(*one.subkey), std::move(one.value),
-                                                      one.expiration, time, storing.from)
+                                                      one.expiration, time, storing.from, one.whole)
                                 : target.store(one.key, std::move(one.value), one.expiration, time, storing.from));
     if (!stored) storing.ok[one.item] = false;
   }

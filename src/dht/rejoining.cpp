@@ -11,7 +11,8 @@ namespace cohive::dht {
 namespace {
 
 constexpr Duration kFirstRetry = 1s, kLastRetry = 15s;  // of a node that knows no other: its line may be back
-// Between two looks for an initial peer that is missing from the table. A table that is full lacks it for no reason.
+// Between two looks for an initial peer that is missing from the table. A table that is full lacks it for no reason,
+// and whether one is missing whose address names no peer shows only when it is dialled.
 constexpr Duration kLookPeriod = 60s, kLookPeriodOfMany = 600s;
 
 }  // namespace
@@ -24,6 +25,7 @@ Duration Dht::Impl::spread(Duration period) const {
 
 Task<void> Dht::Impl::stay_joined() {
   Duration pause = kFirstRetry;
+  Deadline next_name = runtime.after(spread(kLookPeriodOfMany));
   for (std::size_t turn = 0;; ++turn) {
     if (protocol.table.size() > 0) {
       pause = kFirstRetry;
@@ -32,6 +34,10 @@ Task<void> Dht::Impl::stay_joined() {
       while (protocol.table.size() > 0)
         if (!co_await protocol.alone.wait(next)) break;
       if (protocol.table.size() > 0) co_await look_for_missing(turn);
+      if (next_name.passed(runtime.now())) {
+        next_name = runtime.after(spread(kLookPeriodOfMany));
+        co_await look_behind_a_name();
+      }
       continue;
     }
     if (initial.empty() && protocol.former.empty()) {  // the first of its swarm: other nodes come to it
@@ -75,6 +81,16 @@ Task<void> Dht::Impl::look_for_missing(std::size_t turn) {
     co_return;
   }
   co_await be_known(Deadline::never());
+}
+
+/// Asks an initial peer whose address names none, such as a DNS name: who is behind it may be of another part of the
+/// swarm.
+Task<void> Dht::Impl::look_behind_a_name() {
+  std::vector<Multiaddr> names;
+  for (const auto& address : initial)
+    if (!address.peer()) names.push_back(address);
+  if (names.empty()) co_return;
+  if (co_await meet(names[runtime.random()() % names.size()])) co_await be_known(Deadline::never());
 }
 
 Task<bool> Dht::Impl::meet(Multiaddr address) {

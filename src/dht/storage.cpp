@@ -396,7 +396,7 @@ bool Storage::would_accept(const DhtId& key, const Subkey* subkey, double expira
   if (found == records_.end()) return true;
   const auto* dictionary = found->second.dictionary();
   if (subkey && dictionary) return dictionary->would_accept(subkey->identity, expiration);
-  if (dictionary && dictionary->senders() > 1) return false;
+  if (found->second.is_of_several()) return false;
   return expiration > found->second.expiration;
 }
 
@@ -409,7 +409,7 @@ bool Storage::store(const DhtId& key, std::string value, double expiration, doub
 }
 
 bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
-                           const PeerId& from) {
+                           const PeerId& from, bool whole) {
   drop_expired(now);
   if (!std::isfinite(expiration) || value.size() > limits_.max_value_bytes || limits_.max_records == 0) return false;
   if (subkey.encoded.size() > Subkey::kMaxBytes || !would_accept(key, &subkey, expiration, now)) return false;
@@ -417,10 +417,11 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
   if (found == records_.end() || !found->second.is_dictionary()) {
     Dictionary fresh;
     fresh.put(std::move(subkey), std::move(value), expiration, from);
-    replace(key, {std::move(fresh), expiration, from});
+    replace(key, {std::move(fresh), expiration, from, whole});
     return records_.contains(key);
   }
   StoredRecord& record = found->second;
+  record.came_whole |= whole;
   auto& dictionary = std::get<Dictionary>(record.content);
   uncount(key, record);
   dictionary.drop_expired(now);

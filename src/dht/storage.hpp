@@ -166,6 +166,11 @@ struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
   PeerId from{};  ///< the peer that stored it; empty: this node. Of a dictionary see Dictionary::largest_sender
+  bool came_whole = false;  ///< a dictionary, of which those that wrote its entries are not known any more
+  /// Tells whether it is a dictionary that several peers keep up, or may.
+  bool is_of_several() const {
+    return is_dictionary() && (dictionary()->senders() > 1 || (came_whole && dictionary()->entries().size() > 1));
+  }
   bool is_dictionary() const { return content.index() == 1; }
   const std::string* value() const { return std::get_if<std::string>(&content); }
   const Dictionary* dictionary() const { return std::get_if<Dictionary>(&content); }
@@ -184,11 +189,12 @@ class Storage {
   explicit Storage(StorageLimits limits) : limits_(limits) {}
 
   /// A regular value. Refused when expired, too large, or not newer than what is there; in place of a dictionary that
-  /// several peers keep up it is refused however late it expires.
+  /// several peers keep up, or may, it is refused however late it expires.
   bool store(const DhtId& key, std::string value, double expiration, double now, const PeerId& from = {});
   /// One entry of a dictionary.
+  /// \param whole  `from` is not who wrote it: it came with all other entries
   bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
-                    const PeerId& from = {});
+                    const PeerId& from = {}, bool whole = false);
   /// All entries; true if all were accepted.
   bool store_dictionary(const DhtId& key, const Dictionary& dictionary, double now);
   /// Whether a store with this expiration could succeed, so that signatures of stale records need no checking.

@@ -125,7 +125,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
       auto findings = co_await self.ask(contact, std::move(queries));
       if (!findings) co_return std::nullopt;
       std::vector<TraversalStep> steps;
-      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false});
+      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false, finding.node});
       co_return steps;
     }
     void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) override {

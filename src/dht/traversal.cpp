@@ -321,17 +321,32 @@ bool Traversal::choose(Contact& contact, std::vector<Query*>& batch) {
   return true;
 }
 
+/// Moves a node that has answered to where it says that it is, behind others that were named there.
+void Traversal::correct_place(Query& query, std::vector<Candidate>::iterator at, const DhtId& id) const {
+  Candidate moved = std::move(*at);
+  query.beam.erase(at);
+  if (id == self_) return;
+  moved.node.id = id;
+  moved.distance = id.distance(query.id);
+  const auto place = std::ranges::upper_bound(query.beam, moved.distance, {}, &Candidate::distance);
+  query.beam.insert(place, std::move(moved));
+}
+
 void Traversal::apply(Query& query, const PeerId& peer, TraversalStep* step) {
   --query.active;
   if (query.finished) return;
   const auto at = std::ranges::find(query.beam, peer, [](const Candidate& one) { return one.node.peer; });
   const Paths paths = at == query.beam.end() ? Paths{1} : at->paths;
-  if (at != query.beam.end() && !at->referrer.empty()) {
-    const PeerId referrer = at->referrer;
+  const PeerId referrer = at == query.beam.end() ? PeerId() : at->referrer;
+  const bool misnamed = step && step->node && at != query.beam.end() && *step->node != at->node.id;
+  if (misnamed) correct_place(query, at, *step->node);
+  if (!referrer.empty()) {
     Named& named = named_[referrer];
-    ++(step ? named.answered : named.failed);
-    if (named.is_fabricating())
+    ++(step && !misnamed ? named.answered : named.failed);
+    if (named.is_fabricating()) {
       std::erase_if(query.beam, [&](const Candidate& one) { return one.referrer == referrer && !one.asked; });
+      learn_seeds(query);  // which it may have named under other ids
+    }
   }
   if (!step) {
     std::erase_if(query.beam, [&](const Candidate& candidate) { return candidate.node.peer == peer; });

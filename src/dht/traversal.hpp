@@ -3,11 +3,11 @@
 // Ours: a node that does not answer leaves the beam, so that the next nearest takes its place; and a search for the
 // newest copy of a record ends when the nodes that are to hold it, the nearest, all hold the same. Node ids are free:
 // of one network block two nodes count as near, so that a machine with many ids does not surround a key; and a node
-// that names mostly nodes that do not answer is not followed further. Where ids crowd a key (crowding.hpp), the search
-// goes on in disjoint paths, as in S/Kademlia: a node is asked on one of the paths that named it, all paths get as many
-// calls, and they go through the whole region in which the wanted nodes would be without the crowd, from outside it.
-// Liars that name each other fill the paths that lead to them alone; a crowd next to the key fills the part of the
-// region that is next to it.
+// that names mostly nodes that do not answer, or have other ids than it says, is not followed further. A node has the
+// place that it names itself. Where ids crowd a key (crowding.hpp), the search goes on in disjoint paths, as in
+// S/Kademlia: a node is asked on one of the paths that named it, all paths get as many calls, and they go through the
+// whole region in which the wanted nodes would be without the crowd, from outside it. Liars that name each other fill
+// the paths that lead to them alone; a crowd next to the key fills the part of the region that is next to it.
 #pragma once
 
 #include <array>
@@ -39,7 +39,8 @@ struct TraversalOptions {
 /// What one call told about one query.
 struct TraversalStep {
   std::vector<NodeEntry> nearest;
-  bool stop = false;  ///< the guide has what it wants
+  bool stop = false;                         ///< the guide has what it wants
+  std::optional<DhtId> node = std::nullopt;  ///< the id under which the node has answered, where it told one
 };
 
 /// What a search cost for one query.
@@ -99,7 +100,7 @@ class Traversal {
     bool crowded = false;  // nearer nodes of its block have answered
     std::optional<std::uint64_t> block = std::nullopt;
   };
-  /// What became of the nodes that one node has named.
+  /// What became of the nodes that one node has named. Those that have another id than it said have failed it.
   struct Named {
     std::size_t failed = 0, answered = 0;
     bool is_fabricating() const;
@@ -138,6 +139,7 @@ class Traversal {
   void finish_query(Query& query);
   bool choose(Contact& contact, std::vector<Query*>& batch);
   void apply(Query& query, const PeerId& peer, TraversalStep* step);
+  void correct_place(Query& query, std::vector<Candidate>::iterator at, const DhtId& id) const;
   std::vector<NodeEntry> result_of(const Query& query) const;
   std::vector<NodeEntry> spread_result_of(const Query& query);
   void finish(Query& query);

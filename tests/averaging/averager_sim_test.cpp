@@ -63,6 +63,62 @@ TEST_F(Averaging, ClientsAndAuxiliariesTakePart) {
   for (auto& peer : peers) ASSERT_NEAR(peer->a[0], 1.0f, 1e-6);  // (0 + 1 + 2) / 3
 }
 
+/// Where nothing comes of the other member in time, nothing is left whose weight counts: there is no average.
+TEST_F(Averaging, AMemberWithoutWeightCountsAllPartsThatItKeeps) {
+  for (int i = 0; i < 2; ++i) add(quick(), 20'000);
+  auto rounds = begin_all({.allow_retries = false});
+  swarm.pass(4s);
+  swarm.fabric().set_line(sim::Swarm::ip(1), {.download = 20e3});
+  for (std::size_t i = 0; i < 2; ++i) {
+    ASSERT_EQ(rounds[i].stage(), Round::Stage::awaiting_trigger);
+    rounds[i].trigger(static_cast<double>(i));
+  }
+  swarm.pass(1s);
+  swarm.fabric().set_line(sim::Swarm::ip(1), {.download = 10});
+  const auto result = swarm.run(rounds[0].result());
+  ASSERT_TRUE(result) << result.error();
+  const auto kept = static_cast<std::size_t>(std::ranges::count(peers[0]->a, 0.0f));
+  EXPECT_GT(kept, 0u);
+  EXPECT_LT(kept, 20'000u) << "the first parts came in time";
+  EXPECT_LE(kept, 128 * result->parts_failed) << "a part has 128 values";
+}
+
+TEST_F(Averaging, TellsWhenMoreThanAShareOfTheMembersWait) {
+  for (int i = 0; i < 5; ++i) add(quick());
+  auto rounds = begin_all();
+  swarm.pass(4s);
+  bool one = false, most = false;
+  TaskGroup waiting(swarm.runtime());
+  const auto note = [](Averager& averager, double share, bool& out) -> Task<void> {
+    co_await averager.member_waiting(share);
+    out = true;
+  };
+  waiting.spawn(note(*peers[0]->averager, 0, one));
+  waiting.spawn(note(*peers[0]->averager, 0.5, most));
+  for (std::size_t i = 1; i < 4; ++i) {
+    ASSERT_EQ(rounds[i].stage(), Round::Stage::awaiting_trigger);
+    EXPECT_FALSE(most) << i - 1 << " of 4 wait";
+    rounds[i].trigger();
+    swarm.pass(500ms);
+    EXPECT_TRUE(one);
+  }
+  EXPECT_TRUE(most) << "3 of 4 wait";
+}
+
+/// Nor is there one where nobody's values count, which is nobody's fault.
+TEST_F(Averaging, MembersWhoseWeightsAreAllZeroKeepTheirValuesAndBlameNobody) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  auto steps = same();
+  for (Step& step : steps) step.weight = 0;
+  const auto results = step_all(steps);
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    EXPECT_GT(results[i]->parts_failed, 0u) << "its own ones";
+    EXPECT_TRUE(results[i]->lost().empty());
+    EXPECT_EQ(peers[i]->a, std::vector<float>(1000, static_cast<float>(i)));
+  }
+}
+
 TEST_F(Averaging, EveryByteSentIsCountedAlsoAfterTheOwnRound) {
   add(quick());
   add(quick());

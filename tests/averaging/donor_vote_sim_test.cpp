@@ -35,6 +35,35 @@ TEST_F(SharedStates, ADonorWithAModelOfItsOwnIsOutvotedByThoseThatAgree) {
   }
 }
 
+/// As in a run of many donors with lines of homes: the liar is seldom among those that vote.
+TEST_F(SharedStates, AFastDonorThatHasNotVotedTakesNoPlaceOfSlowOnesThatAgree) {
+  const auto share = [this](int epoch, std::uint8_t content, std::uint8_t own, double priority) -> StateSharer& {
+    SharedState state = state_with(epoch, content);
+    state.tensors.resize(6);
+    state.tensors[0].data.mutable_data()[0] = own;  // no two have the same root
+    return donor(std::move(state), priority);
+  };
+  add();
+  std::vector<std::size_t> honest;
+  const auto add_honest = [&](double priority) {
+    share(5, 1, static_cast<std::uint8_t>(100 + peers.size()), priority);
+    honest.push_back(peers.size());
+  };
+  for (int i = 0; i < 3; ++i) add_honest(9);
+  StateSharer& liar = share(7, 99, 0, 8);
+  for (int i = 0; i < 7; ++i) add_honest(5);
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    auto& late = newcomer();
+    for (const std::size_t number : honest)
+      swarm.fabric().set_link(sim::Swarm::ip(number), sim::Swarm::ip(peers.size()),
+                              {.latency = 10ms, .bandwidth = 4e4});
+    const auto state = download(late);
+    ASSERT_TRUE(state) << state.error();
+    EXPECT_EQ(state->metadata, msgpack::Value(msgpack::Map{{{"epoch", 5}}}));
+    EXPECT_NE(state->donor, liar.id());
+  }
+}
+
 TEST_F(SharedStates, ADonorOfTheRightModelAndAFarEpochIsOutvoted) {
   add();
   for (int i = 0; i < 3; ++i) donor(model(5 + i % 2, 10 + i, 0.01), 5 + i % 2);

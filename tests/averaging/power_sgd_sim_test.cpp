@@ -438,6 +438,7 @@ Scheme pausing(Scheme inner, Duration before, Duration after) {
     std::size_t own_index() const noexcept override { return round_.own_index(); }
     const Terms& terms() const noexcept override { return round_.terms(); }
     TensorParts& tensors() const noexcept override { return round_.tensors(); }
+    void expect_all_reduces(std::size_t count) override { round_.expect_all_reduces(count); }
     Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) override {
       if (phase == "PHASE_Q") co_await runtime().sleep_for(pause_);
       co_return co_await round_.all_reduce(tensors, std::move(phase));
@@ -511,6 +512,30 @@ TEST_P(LostMember, CostsTheRestNothingThatTheyDoNotKeep) {
 
 INSTANTIATE_TEST_SUITE_P(PowerSgd, LostMember,
                          ::testing::Combine(::testing::Values("P", "Q"), ::testing::Values(2, 3, 5)));
+
+/// It would hold P up for as long as the round lasts. P ends with its half of the time, and Q has its own.
+TEST_F(PowerSgdRounds, AMemberThatIsTooSlowForPTakesNoTimeOfQ) {
+  auto options = quick();
+  options.sender_timeout = 25s;  // longer than a round: it is a phase's share of it that ends the waiting
+  options.reducer_timeout = 30s;
+  for (int i = 0; i < 5; ++i) add({{300, 200}, {2000}}, {4, 0.2}, options);
+  draw_gradients();
+  std::vector<Round> rounds;
+  for (const auto& trainer : trainers) rounds.push_back(trainer->averager->begin({.allow_retries = false}));
+  swarm.pass(4s);
+  for (const Round& round : rounds) ASSERT_EQ(round.stage(), Round::Stage::awaiting_trigger);
+  swarm.fabric().set_line(sim::Swarm::ip(5), {100, 100});
+  for (std::size_t i = 0; i < 5; ++i) rounds[i].trigger(1, parts_of(*trainers[i]));
+  for (std::size_t i = 0; i < 4; ++i) {
+    const auto result = swarm.run(rounds[i].result());
+    ASSERT_TRUE(result) << result.error();
+    ASSERT_EQ(result->group.size(), 5u);
+    EXPECT_THAT(result->lost_senders, ::testing::Each(id(4)));
+    EXPECT_THAT(result->stragglers, ::testing::Each(id(4)));
+    EXPECT_THAT(result->failed_reducers, ::testing::Each(id(4)));
+    EXPECT_LT(result->allreduce, options.allreduce_timeout);
+  }
+}
 
 TEST_F(PowerSgdRounds, ARoundThatIsCancelledOnTheWayLeavesAllAsItWas) {
   for (int i = 0; i < 2; ++i) add({{60, 50}});

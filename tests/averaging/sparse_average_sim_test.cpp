@@ -136,6 +136,30 @@ TEST_F(SparseAverage, AReducersOwnValuesCountAsThoseOfOthersDo) {
   EXPECT_GE(moved, 3 * 64);
 }
 
+/// What it sends fails at its trigger, before some of the others have begun: it reduces for them all the same.
+TEST_F(SparseAverage, AMemberWithNanReducesForOthersThatComeLater) {
+  constexpr std::size_t kSize = 4 * 32'768;
+  auto options = sparse();
+  options.part_size_bytes = 1 << 16;  // a quarter of the values in float16: each member reduces some
+  for (int i = 0; i < 4; ++i) add(options, kSize);
+  draw_values();
+  peers[3]->a.assign(kSize, std::nanf(""));
+  auto rounds = begin_all({.allow_retries = false});
+  swarm.pass(4s);
+  for (const auto& round : rounds) ASSERT_EQ(round.stage(), Round::Stage::awaiting_trigger);
+  swarm.fabric().set_line(sim::Swarm::ip(3), {.upload = 8e3});
+  for (std::size_t i : {0u, 1u, 3u}) rounds[i].trigger();
+  swarm.pass(300ms);
+  rounds[2].trigger();
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto result = swarm.run(rounds[i].result());
+    ASSERT_TRUE(result) << result.error();
+    EXPECT_EQ(result->parts_failed, 0u);
+    EXPECT_EQ(result->lost_senders, std::vector{id(3)});
+    EXPECT_LT(result->allreduce, options.reducer_timeout / 2);
+  }
+}
+
 TEST_F(SparseAverage, CannotBeMadeAgain) {
   auto options = sparse();
   options.prefix = "test";

@@ -195,7 +195,72 @@ TEST_F(Verified, APeerThatOnlyPretendsToCheckIsLeftOutAndItsAveragesAreNotUsed) 
     ASSERT_EQ(results[i]->group.size(), 4u);
     EXPECT_EQ(results[i]->lost_senders, std::vector{id(3)});
     EXPECT_EQ(results[i]->liars, std::vector{id(3)});
+    EXPECT_GT(results[i]->parts_failed, 0u) << "an answer that is bound to nothing is no average";
     for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || std::abs(value - 1.0f) < 1e-5f);
+  }
+}
+
+/// It says so by binding its answers to nothing.
+TEST_F(Verified, AReducerThatSaysThereIsNoAverageHasToShowWhy) {
+  for (int i = 0; i < 3; ++i) add(checking(1));
+  auto options = quick();
+  options.aggregation = Mean();
+  add(pretending(options));
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 3; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    ASSERT_EQ(results[i]->group.size(), 4u);
+    EXPECT_EQ(results[i]->failed_reducers, std::vector{id(3)});
+    EXPECT_GT(results[i]->parts_failed, 0u);
+  }
+}
+
+TEST_F(Verified, AnAverageThatIsNotFiniteIsShownToBeNone) {
+  for (int i = 0; i < 4; ++i) add(checking(1));
+  for (std::size_t i : {2u, 3u}) peers[i]->a.assign(1000, 3e38f);  // two of them are more than a float holds
+  const auto results = step_all(same());
+  for (std::size_t i = 0; i < 4; ++i) {
+    ASSERT_TRUE(results[i]) << results[i].error();
+    ASSERT_EQ(results[i]->group.size(), 4u);
+    EXPECT_EQ(results[i]->parts_failed, 8u) << "those of the first tensor, of 128 values";
+    EXPECT_GT(results[i]->parts_checked, 0u);
+    EXPECT_TRUE(results[i]->failed_reducers.empty());
+    EXPECT_TRUE(results[i]->liars.empty());
+    EXPECT_EQ(kept(*peers[i], i < 2 ? static_cast<float>(i) : 3e38f), 1000u);
+    EXPECT_NEAR(peers[i]->b[0], 15.0f, 1e-4f);
+  }
+}
+
+/// It answers in time, and is then so slow to show what it has had that the round has no time for it.
+TEST_F(Verified, AReducerThatShowsTooSlowlyCostsItsOwnPartsAlone) {
+  auto options = checking(1);
+  options.sender_timeout = 25s;
+  options.reducer_timeout = 30s;  // longer than a round: it is the checks that have to end
+  for (int i = 0; i < 4; ++i) add(options);
+  auto rounds = begin_all({.allow_retries = false});
+  swarm.pass(4s);
+  for (auto& round : rounds) {
+    ASSERT_EQ(round.stage(), Round::Stage::awaiting_trigger);
+    round.trigger();
+  }
+  const auto parts = [this](const std::string& gauge) { return metric(gauge + "{averager=\"test\"}"); };
+  for (int i = 0; i < 1000; ++i) {  // until all four have all answers
+    swarm.pass(1ms);
+    const double all = 4 * parts("cohive_averaging_round_parts");
+    if (all > 0 && parts("cohive_averaging_round_parts_done") == all) break;
+  }
+  swarm.fabric().set_line(sim::Swarm::ip(4), {.upload = 120});
+  for (std::size_t i = 0; i < 3; ++i) {
+    const auto result = swarm.run(rounds[i].result());
+    ASSERT_TRUE(result) << result.error();
+    ASSERT_EQ(result->group.size(), 4u);
+    EXPECT_EQ(result->failed_reducers, std::vector{id(3)});
+    EXPECT_EQ(result->stragglers, std::vector{id(3)});
+    EXPECT_TRUE(result->lost_senders.empty());
+    EXPECT_TRUE(result->liars.empty());
+    EXPECT_LT(result->allreduce, options.allreduce_timeout);
+    EXPECT_LE(kept(*peers[i], static_cast<float>(i)), 128 * result->parts_failed);
+    for (float value : peers[i]->a) ASSERT_TRUE(value == static_cast<float>(i) || std::abs(value - 1.5f) < 1e-5f);
   }
 }
 

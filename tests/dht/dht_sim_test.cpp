@@ -251,6 +251,17 @@ TEST_F(DhtSwarm, ClientsReadAndWriteButAppearInNoTable) {
   EXPECT_FALSE(swarm.run(nodes[2]->ping(client.host().id()))) << "it serves nothing";
 }
 
+TEST_F(DhtSwarm, ANodeThatIsBackUnderAnotherIdIsFoundThere) {
+  add_many(8);
+  nodes[3].reset();
+  nodes[3] = std::make_unique<Dht>(swarm.host(3));  // and calls nobody
+  const DhtId id = nodes[3]->node_id();
+  const auto found = swarm.run(nodes[5]->nearest_nodes(id));
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found.front(), std::pair(id, swarm.host(3).id()));
+  for (std::size_t i = 1; i < found.size(); ++i) EXPECT_NE(found[i].second, swarm.host(3).id()) << "one place";
+}
+
 TEST_F(DhtSwarm, EveryoneLearnsOfTheNodesNearItself) {
   add_many(50);
   double known = 0, expected = 0;

@@ -1,13 +1,16 @@
 // Nodes that lie: what they may not achieve.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
+#include <numeric>
 #include <set>
 #include <tuple>
 
 #include "cohive/dht/schema.hpp"
 #include "cohive/rpc/rpc.hpp"
+#include "dht/storage.hpp"
 #include "hostile_swarm.hpp"
 #include "support/memory_peak.hpp"
 
@@ -241,6 +244,25 @@ TEST_F(HostileSwarm, WhatAnybodyPutsIntoCachesHidesNoEntries) {
   }
 }
 
+TEST_F(HostileSwarm, APlainValueTakesNoPlaceOfADictionaryThatWasRestoredOrHandedOver) {
+  Dht& node = add();
+  Dht& neighbour = add({.client_mode = true});
+  Dht& liar = add({.client_mode = true});
+  Dictionary dictionary;
+  for (const char* owner : {"a", "b"}) dictionary.put(*Subkey::from_value(owner), "\x01", in(60));
+  std::vector<WireRecord> records{{DhtId::of("restored"), std::string(kDictionaryTag), dictionary.encoded(), in(60)}};
+  ASSERT_EQ(swarm.run(node.restore(std::move(records))), 1u);
+  proto::StoreRequest whole;
+  put(whole, DhtId::of("handed over").binary(), "", dictionary.encoded(), in(60));
+  ASSERT_TRUE(stored(neighbour, 0, whole)[0]);
+  for (const char* key : {"restored", "handed over"}) {
+    proto::StoreRequest request;
+    put(request, DhtId::of(key).binary(), "\xc0", "\x01", in(6000));
+    EXPECT_FALSE(stored(liar, 0, request)[0]) << key;
+    EXPECT_EQ(get(node, key)->entries().size(), 2u) << key;
+  }
+}
+
 TEST_F(HostileSwarm, ASchemaKeepsMalformedProgressOut) {
   auto owner = std::make_shared<RsaSignatureValidator>();
   add();
@@ -349,6 +371,70 @@ TEST_F(HostileSwarm, InventedNeighboursDoNotCrowdOutTheNodesThatExist) {
   std::size_t holders = 0;
   for (auto& node : nodes) holders += node->storage_size();
   EXPECT_GE(holders, 4u);
+}
+
+/// Names peers that exist under ids that they do not have.
+class Misnamer {
+ public:
+  Misnamer(p2p::Host& host, const DhtId& id, std::vector<std::pair<DhtId, PeerId>> names)
+      : id_(id), names_(std::move(names)), server_(host) {
+    server_.add_unary("DHTProtocol.rpc_find", [this](PeerId, std::string request) { return find(std::move(request)); });
+  }
+  /// Becomes known to a node.
+  Task<bool> greet(p2p::Host& node) {
+    p2p::Host& host = server_.host();
+    const Deadline deadline = host.runtime().after(5s);
+    if (!co_await host.connect(node.visible_addresses().front(), deadline)) co_return false;
+    proto::FindRequest hello;
+    hello.mutable_peer()->set_node_id(id_.binary());
+    const auto found =
+        co_await rpc::call_unary(host, node.id(), "DHTProtocol.rpc_find", hello.SerializeAsString(), deadline);
+    co_return found.has_value();
+  }
+
+ private:
+  Task<Result<std::string>> find(std::string bytes) {
+    proto::FindRequest request;
+    request.ParseFromString(bytes);
+    proto::FindResponse reply;
+    reply.mutable_peer()->set_node_id(id_.binary());
+    for (int i = 0; i < request.keys_size(); ++i) {
+      auto* result = reply.add_results();
+      for (const auto& [id, peer] : names_) {
+        result->add_nearest_node_ids(id.binary());
+        result->add_nearest_peer_ids(peer.binary());
+      }
+    }
+    co_return reply.SerializeAsString();
+  }
+  DhtId id_;
+  std::vector<std::pair<DhtId, PeerId>> names_;
+  rpc::Server server_;
+};
+
+TEST_F(HostileSwarm, PeersNamedUnderIdsThatTheyDoNotHaveTakeNoRecordFromItsReplicas) {
+  constexpr std::size_t kReplicas = 5, kNamed = 5;
+  add_many(40, {.cache_nearest = 0});
+  const DhtId key = DhtId::of("key");
+  std::vector<std::size_t> ranks(nodes.size());
+  std::iota(ranks.begin(), ranks.end(), std::size_t{0});
+  std::ranges::sort(ranks, {}, [&](std::size_t i) { return nodes[i]->node_id().distance(key); });
+  // A little nearer than the nearest node, but not so near that a crowd is noticed.
+  const auto nearer = [&](std::size_t number) {
+    DhtId gap = nodes[ranks[0]]->node_id().distance(key);
+    const auto first = std::ranges::find_if(gap.bytes, [](std::uint8_t byte) { return byte > 0; });
+    --*first;
+    *std::next(first) = static_cast<std::uint8_t>(255 - number);
+    return key.distance(gap);
+  };
+  std::vector<std::pair<DhtId, PeerId>> names;
+  for (std::size_t i = 1; i <= kNamed; ++i) names.emplace_back(nearer(i), swarm.host(ranks[ranks.size() - 1 - i]).id());
+  Misnamer liar(swarm.add_host(), nearer(0), names);
+  const std::size_t writer = ranks.back();
+  ASSERT_TRUE(swarm.run(liar.greet(swarm.host(writer))));
+  (void)swarm.run(nodes[writer]->store("key", 1, in(600)));
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    EXPECT_EQ(nodes[ranks[rank]]->storage_size(), rank < kReplicas ? 1u : 0u) << rank;
 }
 
 /// Nodes of many networks beside one key. They name each other alone, take what is stored and keep nothing.

@@ -1,7 +1,9 @@
 // Nodes that lost each other without leaving: machines that slept, networks that were away or fell apart.
 #include <set>
 
+#include "cohive/transport/stream_transport.hpp"
 #include "dht_swarm.hpp"
+#include "p2p/strangers.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -96,6 +98,45 @@ TEST_F(Rejoining, NodesWithoutInitialPeersComeBackThroughThoseTheyKnew) {
   swarm.pass(3min);
   EXPECT_EQ(nodes[1]->table_size(), 1u);
   EXPECT_EQ(nodes[2]->table_size(), 1u);
+}
+
+/// Nodes that know the first one by a name alone, which says nothing of its identity.
+class RejoiningByName : public Rejoining {
+ protected:
+  void TearDown() override { nodes.clear(); }  // before their hosts
+  void add_by_name() {
+    const Multiaddr name = p2p::parsed("/dnsaddr/boot.example");
+    machines.push_back(swarm.fabric().add_machine());
+    p2p::FewNames::Names names;
+    if (!hosts.empty()) names[name.text()] = {p2p::address_of(*hosts.front())};
+    p2p::Connectivity ways;
+    ways.transports.push_back(transport::stream_transport(*machines.back()));
+    ways.resolver = std::make_unique<p2p::FewNames>(std::move(names));
+    p2p::HostOptions options;
+    options.listen = {p2p::parsed("/ip4/0.0.0.0/tcp/4001")};
+    options.transport.plaintext = true;
+    const auto number = static_cast<std::uint32_t>(hosts.size());
+    hosts.push_back(std::make_unique<p2p::Host>(swarm.runtime(), std::move(ways), p2p::nobody(number), options));
+    hosts.back()->start().value();
+    nodes.push_back(std::make_unique<Dht>(*hosts.back()));
+    std::vector<Multiaddr> initial;
+    if (nodes.size() > 1) initial = {name};
+    const auto started = swarm.run(nodes.back()->start(initial));
+    EXPECT_TRUE(started) << started.error();
+  }
+  std::vector<std::unique_ptr<transport::Network>> machines;
+  std::vector<std::unique_ptr<p2p::Host>> hosts;
+};
+
+TEST_F(RejoiningByName, TheSidesOfANetworkThatFellApartFindEachOther) {
+  for (int i = 0; i < 8; ++i) add_by_name();
+  swarm.fabric().partition(ips(0, 4), ips(4, 8));
+  be_busy(5min);
+  EXPECT_EQ(nodes[1]->table_size(), 3u);
+  EXPECT_EQ(nodes[6]->table_size(), 3u);
+  swarm.fabric().heal();
+  swarm.pass(15min);
+  expect_that_all_read_what_all_store();
 }
 
 TEST_F(Rejoining, ConnectionsThatAreDeadAreNoLossOfTheirPeers) {

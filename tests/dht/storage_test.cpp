@@ -444,6 +444,16 @@ TEST(Storage, APlainValueTakesNoPlaceOfADictionaryThatSeveralKeepUp) {
   EXPECT_TRUE(storage.store(kKey, "plain", 600'000, 61, storer(3))) << "once it has expired";
 }
 
+TEST(Storage, APlainValueTakesNoPlaceOfADictionaryThatCameWhole) {
+  Storage storage({});
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("a"), "1", 60, 0, storer(1), true));
+  EXPECT_TRUE(storage.store_subkey(kKey, sub("b"), "2", 90, 0, storer(1), true));
+  EXPECT_FALSE(storage.would_accept(kKey, nullptr, 600'000, 0));
+  EXPECT_FALSE(storage.store(kKey, "plain", 600'000, 0, storer(3)));
+  EXPECT_EQ(dictionary_at(storage, 61).entries().size(), 1u);
+  EXPECT_TRUE(storage.store(kKey, "plain", 600'000, 61, storer(3))) << "what is left is of one peer";
+}
+
 TEST(Storage, WhoFloodsADictionaryPaysForItsRoom) {
   Storage storage({.max_bytes = 100'000});
   const PeerId honest = storer(1), greedy = storer(2);

@@ -114,8 +114,8 @@ class Averager {
   Task<Result<RoundReport>> step(RoundOptions options = {}, double weight = 1.0);
 
   /// Completes when another member has sent a part of the current or a later round before that round's trigger, i.e.
-  /// when a member waits for this peer.
-  Task<void> member_waiting();
+  /// when a member waits for this peer. \param share  so many of the others of its group, from 0 to 1, do not suffice
+  Task<void> member_waiting(double share = 0);
 
   /// Serves other members until they have the results that they wait for, or until the deadline. To be awaited before a
   /// process ends: members with slow links are served longer than a round lasts.

@@ -90,10 +90,10 @@ struct RoundReport {
   codec::CodecSet agreed_codecs;        ///< see AveragerOptions::agreed_codec
   bool one_average = false;             ///< all members had it; see AveragerOptions::one_average
   std::size_t parts_total = 0;          ///< of all all-reduces of the round, as the counts below
-  std::size_t parts_failed = 0;         ///< kept local because their reducer failed
+  std::size_t parts_failed = 0;         ///< kept local: their reducer failed, or there is no average of them
   std::size_t parts_refused = 0;        ///< of these, those whose reducers were there, and left this peer out
   std::size_t parts_checked = 0;        ///< reduced by other members, made again here: AveragerOptions::verified_share
-  std::vector<PeerId> failed_reducers;  ///< the owners of those parts
+  std::vector<PeerId> failed_reducers;  ///< the owners of failed parts, those that say there is no average excepted
   std::vector<PeerId> lost_senders;     ///< left out of a part that this peer reduced: silent, gone, or malformed
   std::vector<PeerId> liars;         ///< of both, the members that sent what cannot be: they are kept out for a while
   std::vector<PeerId> stragglers;    ///< of both, the members that were waited for in vain

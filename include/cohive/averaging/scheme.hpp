@@ -27,6 +27,10 @@ class RoundContext {
   /// Returns the tensors that were handed over with the trigger.
   virtual TensorParts& tensors() const noexcept = 0;
 
+  /// Announces how many all-reduces are to come: each has an equal share of the time that the ones before it have left,
+  /// so that a member that is slow in the first takes nothing of the second. Unannounced ones may take all that is
+  /// left.
+  virtual void expect_all_reduces(std::size_t /*count*/) {}
   /// Averages `tensors` with the group, in place: each member must call it with tensors of the same shapes. The
   /// members' shares of the work are those of the whole schema, whatever the tensors are. Streams of members that reach
   /// a phase earlier are held until this call.

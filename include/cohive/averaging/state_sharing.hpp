@@ -34,6 +34,8 @@ struct SharedState {
   std::vector<codec::Tensor> tensors;              ///< in the order in which newcomers get them
   std::vector<codec::CompressionInfo> infos = {};  ///< for compression strategies: one for each tensor, or none at all
   std::vector<std::string> names = {};  ///< of the tensors, for checkpoints (train/checkpoints.hpp); does not travel
+  /// Tensors from this one on travel as they are, whatever StateSharingOptions::codec says.
+  std::size_t exact_from = std::numeric_limits<std::size_t>::max();
   /// Other metadata, and in words whose they are.
   struct Other {
     msgpack::Value metadata;  ///< in place of the first ones

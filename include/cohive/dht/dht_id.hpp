@@ -4,7 +4,8 @@
 /// Which id a node takes, and what that means for security: hivemind's nodes choose random ids that nothing ties to
 /// their PeerID, and no check of an id would be passed by them. So an attacker can place nodes next to a key and hide
 /// or drop its records (an eclipse). What compatibility leaves room for, and this module does:
-///  - one PeerID has one place in a table, and is asked once per search under however many ids it is announced;
+///  - one PeerID has one place in a table, and is asked once per search under however many ids it is announced. Its
+///    place is that of the id which it tells with its answers, whatever others say;
 ///  - an id belongs to the PeerID that had it first, and a full bucket keeps nodes that still answer, so that nodes
 ///    which were there before an attack stay in the tables;
 ///  - nodes of one network block (IPv4 /24, IPv6 /48) get half of a bucket and a hundred places in a table, by the

@@ -111,8 +111,9 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       answer_residuals_(std::move(answer_residuals)),
       reducer_(runtime_, lengths_of(own_parts()), setup_.group->members.size(), setup_.own_index, options_.aggregation,
                answer_codecs()),
-      checks_(make_checks(host_, options_, metrics_,
-                          {setup_, setup_.terms.weight, lengths_of(own_parts()), setup_.reducer_timeout})),
+      checks_(make_checks(
+          host_, options_, metrics_,
+          {setup_, setup_.terms.weight, lengths_of(own_parts()), setup_.reducer_timeout, setup_.checks_end})),
       answered_(runtime_, "replies that go first"),
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()),
@@ -170,7 +171,7 @@ bool AllReduce::is_answered_with_average(codec::Codec codec) const {
 
 Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   std::vector<Exchange> exchanges(members_.size());
-  std::size_t parts_total = 0;
+  std::size_t parts_total = 0, own_kept = own_parts().size();
   for (const auto& parts : parts_by_owner_) parts_total += parts.size();
   metrics_.round_parts.set(static_cast<double>(parts_total));
   const auto ended = on_exit([this] {
@@ -184,7 +185,7 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   Nursery own(runtime_, "all-reduce"), exchanging(runtime_, "all-reduce");
   if (!own_parts().empty()) {
     watch.spawn(watch_senders(*this), "lost senders");
-    own.spawn(reduce_own(*this, tensors), "own parts");
+    own.spawn(reduce_own(*this, tensors, own_kept), "own parts");
   }
   for (std::size_t member = 0; member < exchanges.size(); ++member)
     if (member != setup_.own_index && !parts_by_owner_[member].empty())
@@ -192,9 +193,13 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
   co_await await_reducers(exchanging, exchanges);
   co_await own.join();
   if (cancelled_) co_return Error(Errc::round_cancelled);
+  // Answers that are held count, too: that they cannot be used is another matter.
+  const bool nothing = std::ranges::none_of(exchanges, [](const Exchange& exchange) { return exchange.applied > 0; });
+  const bool in_vain = nothing && setup_.reducers_end.passed(runtime_.now());
   co_await apply_held(tensors, exchanges);
 
   report.parts_total += parts_total;
+  report.parts_failed += own_kept;
   report.parts_checked += checks_->checked();
   std::vector<PeerId> failed;
   for (std::size_t member = 0; member < exchanges.size(); ++member) {
@@ -207,9 +212,7 @@ Task<Result<>> AllReduce::run(TensorParts& tensors, RoundReport& report) {
     blame(member, *exchanges[member].failure);
   }
   name_stragglers();
-  const bool nothing = std::ranges::none_of(exchanges, [](const Exchange& exchange) { return exchange.applied > 0; });
-  if (nothing && !failed.empty() && setup_.reducers_end.passed(runtime_.now()))
-    co_return Error(cohive::Errc::timeout, "no part was answered");
+  if (in_vain && !failed.empty()) co_return Error(cohive::Errc::timeout, "no part was answered");
   add_new(report.failed_reducers, failed);
   add_new(report.liars, liars_);
   add_new(report.stragglers, stragglers_);
@@ -242,23 +245,32 @@ Task<Result<AllReduce::OwnPart>> AllReduce::prepare_own_part(TensorParts& tensor
 }
 
 /// Our contribution to our own parts, and their averages into our tensors.
-Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors) {
+/// \param kept  the own parts that have no average, at first all of them
+Task<void> AllReduce::reduce_own(AllReduce& self, TensorParts& tensors, std::size_t& kept) {
   Contributions prepared(self.runtime_, kPreparedAhead, "own parts");
   Nursery preparing(self.runtime_, "own parts");
   preparing.spawn(prepare_own(self, tensors, prepared), "own parts");
   for (std::size_t i = 0; i < self.own_parts().size(); ++i) {
     auto own = co_await prepared.receive();
     if (!own) co_return;
-    const auto reduced = *own ? co_await self.reduce_own_part(tensors, i, std::move(**own)) : Result<>(own->error());
+    const auto averaged =
+        *own ? co_await self.reduce_own_part(tensors, i, std::move(**own)) : Result<bool>(own->error());
     self.metrics_.round_parts_done.add(1);
-    if (reduced) continue;
-    // Our own values are not finite: other members leave us out as well.
-    if (!self.cancelled_) self.ban(self.setup_.own_index, reduced.error().with_peer(self.host_.id()));
+    if (averaged) {
+      if (*averaged) --kept;
+      continue;
+    }
+    if (self.cancelled_) co_return;
+    // Our own values are not finite: other members leave us out as well. They wait for the averages of our parts
+    // nevertheless, and some may not have begun to send: this round and its watch go on for them.
+    self.ban(self.setup_.own_index, averaged.error().with_peer(self.host_.id()));
+    co_await self.reducer_.wait_for_all();
     co_return;
   }
 }
 
-Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part) {
+/// Tells whether the part has an average.
+Task<Result<bool>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part) {
   const auto own = std::move(own_part.values);
   const auto revoke = on_exit([&own] { own->revoke(); });
   const Part& part = own_parts()[index];
@@ -267,8 +279,9 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
   if (!contribution) contribution = own;
   auto sum = co_await reducer_.contribute(setup_.own_index, index, setup_.terms.weight, std::move(contribution));
   if (!sum) co_return sum.error();
-  if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged;
-  if (own->applied() || !(*sum)->has_average) co_return ok();
+  if (auto averaged = co_await reducer_.wait_for(*sum); !averaged) co_return averaged.error();
+  if (own->applied()) co_return true;
+  if (!(*sum)->has_average) co_return part.length == 0;  // nothing is kept of an empty part
   Answer answer{Answer::Form::average, (*sum)->encoded, std::nullopt};
   if (!setup_.group->one_average) {
     auto average = std::make_shared<EncodedPart>();
@@ -277,7 +290,8 @@ Task<Result<>> AllReduce::reduce_own_part(TensorParts& tensors, std::size_t inde
     answer.part = std::move(average);
   }
   if (codec::info(codec_of(part).codec).error_feedback) answer.sent = std::move(own_part.sent);
-  co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
+  CO_TRY(co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms));
+  co_return true;
 }
 
 /// Sends a reducer its parts and applies the deltas it answers. On failure the remaining parts keep their local values.
@@ -315,7 +329,8 @@ Task<Result<>> AllReduce::connect_reducer(AllReduce& self, std::size_t member, D
 Task<Result<>> AllReduce::call_reducer(TensorParts& tensors, std::size_t member, Exchange& exchange) {
   if (members_[member].left) co_return Error(Errc::members_left);
   const Duration patience = setup_.reducer_timeout;
-  const Deadline dialled = runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit);
+  const Deadline dialled =
+      runtime_.after(patience > 0s ? std::min(kDialLimit, patience) : kDialLimit).min(setup_.reducers_end);
   const auto room = co_await connect_reducer(*this, member, dialled);
   if (!room) {
     members_[member].unreachable = room.error() != cohive::Errc::limit_exceeded;
@@ -455,11 +470,14 @@ Task<Result<>> AllReduce::act_on(TensorParts& tensors, std::size_t member, Answe
   CO_TRY(const auto fate, co_await checks_->look_at(member, reply, std::move(transcript_digest)));
   exchange.unused += fate == RoundChecks::Fate::keep_local;
   if (fate != RoundChecks::Fate::apply) co_return ok();
-  co_return co_await apply(tensors, parts_by_owner_[member][exchange.applied], std::move(reply));
+  co_return co_await apply(tensors, parts_by_owner_[member][exchange.applied], std::move(reply), exchange);
 }
 
-Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply) {
-  if (!reply.answer) co_return ok();
+Task<Result<>> AllReduce::apply(TensorParts& tensors, const Part& part, AnsweredPart reply, Exchange& exchange) {
+  if (!reply.answer) {
+    exchange.unused += part.length > 0;
+    co_return ok();
+  }
   Answer answer{reply.form, std::move(reply.answer), std::nullopt};
   if (codec::info(reply.sent_codec).error_feedback) answer.sent = Answer::Sent{reply.sent_codec, std::move(reply.sent)};
   co_return co_await tensors.apply(stretch_of(part), std::move(answer), setup_.terms);
@@ -487,7 +505,7 @@ Task<void> AllReduce::apply_held_of(AllReduce& self, TensorParts& tensors, std::
     co_return;
   }
   for (const AnsweredPart& reply : *self.checks_->held(member)) {
-    const auto applied = co_await self.apply(tensors, self.parts_by_owner_[member][exchange.applied], reply);
+    const auto applied = co_await self.apply(tensors, self.parts_by_owner_[member][exchange.applied], reply, exchange);
     if (!applied) {
       exchange.failure = applied.error().with_peer(self.peer(member));
       co_return;

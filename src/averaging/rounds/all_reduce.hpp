@@ -43,6 +43,7 @@ class AllReduce {
     std::function<void(std::vector<PeerId>)> on_stragglers;
     Deadline senders_end = Deadline::never();   ///< senders that hold the others up are left out from now on
     Deadline reducers_end = Deadline::never();  ///< parts that are not answered keep local values
+    Deadline checks_end = Deadline::never();    ///< averages that could not be checked are not used
   };
 
   /// Cuts the tensors into parts. Errors: a tensor for which no codec is configured.
@@ -73,7 +74,7 @@ class AllReduce {
   };
   /// What became of the parts that one reducer owns.
   struct Exchange {
-    std::size_t applied = 0, unused = 0;  ///< unused: of the applied ones, averages that cannot be
+    std::size_t applied = 0, unused = 0;  ///< unused: of the applied ones, those without an average that can be
     bool sending = true;                  ///< parts are still to be sent
     bool ended = false;
     std::optional<Error> failure;
@@ -103,8 +104,8 @@ class AllReduce {
 
   static Task<void> prepare_own(AllReduce& self, TensorParts& tensors, Contributions& prepared);
   Task<Result<OwnPart>> prepare_own_part(TensorParts& tensors, const Part& part);
-  static Task<void> reduce_own(AllReduce& self, TensorParts& tensors);
-  Task<Result<>> reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part);
+  static Task<void> reduce_own(AllReduce& self, TensorParts& tensors, std::size_t& kept);
+  Task<Result<bool>> reduce_own_part(TensorParts& tensors, std::size_t index, OwnPart own_part);
 
   static Task<void> exchange_with(AllReduce& self, TensorParts& tensors, std::size_t member, Exchange& exchange);
   static Task<Result<>> connect_reducer(AllReduce& self, std::size_t member, Deadline deadline);
@@ -118,7 +119,7 @@ class AllReduce {
   Task<Result<>> receive_replies(TensorParts& tensors, rpc::ClientStream& call, std::size_t member, Exchange& exchange);
   Result<AnsweredPart> read_reply(const Part& part, EncodedStretch sent, const PartMessage& message,
                                   Slice record) const;
-  Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply);
+  Task<Result<>> apply(TensorParts& tensors, const Part& part, AnsweredPart reply, Exchange& exchange);
   Task<Result<>> act_on(TensorParts& tensors, std::size_t member, AnsweredPart reply, std::string transcript_digest,
                         Exchange& exchange);
   Task<void> apply_held(TensorParts& tensors, std::vector<Exchange>& exchanges);

@@ -121,15 +121,17 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
 }
 
 /// A sender may be slow as long as the round has time, and as long as the members that wait for a part with us do not
-/// take us for silent. A slower one would void the round for all, or have us blamed for it.
+/// take us for silent. A slower one would void the round for all, or have us blamed for it. When the reducers' time is
+/// over, nobody waits for our answers any more, however steadily a sender goes on.
 void AllReduce::ban_the_slow(TimePoint now) {
   const Reducer::Awaited before = std::exchange(awaited_, reducer_.awaited());
   const Duration patience = setup_.reducer_timeout * kPatienceOfOthers / 100;
   const bool others_wait = patience > 0s && awaited_.since && now - *awaited_.since >= patience;
   const bool late = setup_.senders_end.passed(now) && awaited_.part == before.part;
-  if (!others_wait && !late) return;
+  const bool over = setup_.reducers_end.passed(now);
+  if (!others_wait && !late && !over) return;
   for (std::size_t sender : awaited_.senders)
-    if (others_wait || before.senders.contains(sender))
+    if (others_wait || over || before.senders.contains(sender))
       ban(sender, Error(cohive::Errc::timeout, peer(sender), "its parts come too slowly for the others"));
 }
 

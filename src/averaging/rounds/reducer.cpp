@@ -224,6 +224,10 @@ Task<Result<>> Reducer::wait_for(PartSumPtr part) {
   co_return ok();
 }
 
+Task<void> Reducer::wait_for_all() {
+  while (!finished() && !cancelled_) co_await changed_.wait();
+}
+
 void Reducer::ban(std::size_t sender) {
   if (active_.erase(sender) == 0) return;
   close_parts();

@@ -74,6 +74,8 @@ class Reducer {
                                       std::shared_ptr<Contribution> values);
   /// Waits for the average of a part.
   Task<Result<>> wait_for(PartSumPtr part);
+  /// Waits until all parts are finished, or cancel().
+  Task<void> wait_for_all();
   /// Leaves a sender out of what it has not contributed to yet. What it has added stays.
   void ban(std::size_t sender);
   bool banned(std::size_t sender) const { return !active_.contains(sender); }

@@ -48,6 +48,7 @@ class RoundChecks {
     double weight = 1;                     ///< of this member
     std::vector<std::size_t> own_lengths;  ///< of the parts that this member reduces
     Duration patience{};                   ///< with a reducer; zero: none
+    Deadline end = Deadline::never();      ///< of settle(): the answers that are believed still have to be applied
   };
   /// An answer is applied, left out, or kept until settle().
   enum class Fate { apply, keep_local, hold };
@@ -74,7 +75,7 @@ class RoundChecks {
   /// Decides on the next answer of a reducer. Errors: it is none, or cannot be decoded.
   /// \param transcript_digest  as it came along
   virtual Task<Result<Fate>> look_at(std::size_t reducer, const AnsweredPart& part, std::string transcript_digest);
-  /// Waits for what decides on the answers that are held.
+  /// Waits for what decides on the answers that are held, until Setup::end at the latest.
   /// \param is_expected  whether a member can still be waited for
   virtual Task<void> settle(std::function<bool(std::size_t member)> is_expected);
   /// Returns the answers of a reducer that were held, in order, after settle(); nullptr where none ever are.

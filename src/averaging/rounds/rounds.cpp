@@ -220,8 +220,18 @@ Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
   co_return std::string();
 }
 
-Task<void> Rounds::member_waiting() {
-  while (std::ranges::none_of(held_, [this](const Held& held) { return is_awaited(held); })) co_await changed_.wait();
+/// Of the round in which it is largest, the share of the other members that wait for our trigger.
+double Rounds::waiting_share() const {
+  std::map<const Entry*, std::set<PeerId>> waiting;
+  for (const Held& held : held_)
+    if (is_awaited(held)) waiting[entry_of(held.id)].insert(held.peer);
+  double most = 0;
+  for (const auto& [entry, members] : waiting)
+    most = std::max(most, static_cast<double>(members.size()) / static_cast<double>(entry->group_->members.size() - 1));
+  return most;
+}
+Task<void> Rounds::member_waiting(double share) {
+  while (waiting_share() <= share) co_await changed_.wait();
 }
 
 Task<void> Rounds::drain(Deadline deadline) {

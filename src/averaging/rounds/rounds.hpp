@@ -74,8 +74,9 @@ class Rounds {
   /// A peer has given up the round of a group; empty: it averages no more.
   void member_left(const PeerId& peer, const std::string& group_id);
 
-  /// Completes when a member has sent us a part of a round whose trigger is not set.
-  Task<void> member_waiting();
+  /// Completes when more than this share of the other members, one at least, have sent us parts of a round whose
+  /// trigger is not set.
+  Task<void> member_waiting(double share);
   /// Waits until all members have the results that they wait for.
   Task<void> drain(Deadline deadline);
 
@@ -106,6 +107,7 @@ class Rounds {
   bool may_hold(const PeerId& peer) const;
   void evict();
   bool is_awaited(const Held& held) const;
+  double waiting_share() const;
   bool is_arriving(const PeerId& peer) const;
 
   p2p::Host& host_;

@@ -9,8 +9,12 @@
 namespace cohive::averaging {
 namespace {
 
-// Shares of a round's time. What is left of it is for the parts that waited for a sender, and for their answers.
-constexpr double kForSenders = 0.8, kForReducers = 0.95;
+/// Shares of an all-reduce's time. After that of the senders there is time for the parts that waited for one and for
+/// their answers, then for checks, and in the end for what is applied.
+struct TimeShares {
+  double senders, reducers, checks;
+};
+constexpr TimeShares kUncheckedShares{0.8, 0.95, 1}, kCheckedShares{0.65, 0.8, 0.97};
 
 }  // namespace
 
@@ -43,13 +47,8 @@ RunningRound::RunningRound(Setup setup, WorkDivision work, Terms terms, TensorPa
       terms_(terms),
       tensors_(tensors),
       entry_(entry),
-      began_(setup_.host.runtime().now()),
+      end_(timeout_after(setup_.host.runtime(), setup_.limits.allreduce.value_or(Duration::zero()))),
       traffic_(std::make_shared<std::vector<MemberTraffic>>(work_.group->members.size())) {}
-
-Deadline RunningRound::after(double share) const {
-  const Duration all = setup_.limits.allreduce.value_or(Duration::zero());
-  return all > 0s ? Deadline(began_ + from_seconds(to_seconds(all) * share)) : Deadline::never();
-}
 
 Task<Result<>> RunningRound::run() {
   const bool fits = std::ranges::equal(tensors_.infos(), setup_.schema, {}, &TensorInfo::shape, &TensorInfo::shape);
@@ -58,6 +57,13 @@ Task<Result<>> RunningRound::run() {
 }
 
 Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase) {
+  const TimePoint now = runtime().now();
+  const double time = to_seconds(end_.remaining(now)) / static_cast<double>(std::max<std::size_t>(to_come_, 1));
+  if (to_come_ > 0) --to_come_;
+  const auto after = [this, now, time](double share) {
+    return end_.is_never() ? Deadline::never() : Deadline(now + from_seconds(time * share));
+  };
+  const TimeShares& shares = setup_.options.verified_share > 0 ? kCheckedShares : kUncheckedShares;
   AllReduce::Setup setup{{setup_.prefix, work_.group->id + phase, work_.group, work_.own_index},
                          work_.fractions,
                          terms_,
@@ -67,8 +73,9 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          [this](const PeerId& peer) { return entry_.is_arriving(peer); },
                          setup_.timeout_for,
                          setup_.on_stragglers,
-                         after(kForSenders),
-                         after(kForReducers)};
+                         after(shares.senders),
+                         after(shares.reducers),
+                         after(shares.checks)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
   if (!made) co_return made.error();
   if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");

@@ -40,18 +40,17 @@ class RunningRound final : public RoundContext {
   std::size_t own_index() const noexcept override { return work_.own_index; }
   const Terms& terms() const noexcept override { return terms_; }
   TensorParts& tensors() const noexcept override { return tensors_; }
+  void expect_all_reduces(std::size_t count) override { to_come_ = count; }
   Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) override;
 
  private:
-  /// When a share of the round's time is over.
-  Deadline after(double share) const;
-
   const Setup setup_;
   const WorkDivision work_;
   const Terms terms_;
   TensorParts& tensors_;
   Rounds::Entry& entry_;
-  const TimePoint began_;
+  const Deadline end_;
+  std::size_t to_come_ = 0;  // all-reduces, as far as the scheme has announced them
   std::shared_ptr<std::vector<MemberTraffic>> traffic_;
   RoundReport report_;  // of all all-reduces so far
 };

@@ -181,6 +181,7 @@ Result<std::vector<float>> PowerSgdRound::values_of(const Block& block) const {
 // ---- The round
 
 Task<Result<>> PowerSgdRound::run() {
+  round_.expect_all_reduces(2);
   factors_ = co_await runtime_.offload([state = state_] { return state->factors(); });
   if (counts_) {
     state_->residuals = residuals_;

@@ -263,12 +263,13 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   std::ranges::sort(voters, [&](const Voter& a, const Voter& b) { return weight(a) > weight(b); });
   if (voters.front().peers + voters.front().acquaintances == 0) co_return result;  // of strangers no two agree
   const auto rest = std::exchange(result.order, {});
+  std::vector<PeerId> as_good;
   for (const Voter& voter : voters) {
-    if (agree(voter, voters.front()))
-      result.order.push_back(voter.peer);
-    else if (support(voter) < support(voters.front()))
-      result.outvoted.push_back(voter.peer);
+    const bool loses = support(voter) < support(voters.front());
+    (agree(voter, voters.front()) ? result.order : loses ? result.outvoted : as_good).push_back(voter.peer);
   }
+  result.order.insert(result.order.end(), as_good.begin(), as_good.end());
+  result.believed = result.order.size();
   for (const PeerId& peer : rest)
     if (std::ranges::find(result.order, peer) == result.order.end() &&
         std::ranges::find(result.outvoted, peer) == result.outvoted.end())

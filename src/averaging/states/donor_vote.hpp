@@ -14,9 +14,11 @@
 namespace cohive::averaging {
 
 struct Election {
-  std::vector<PeerId> order;      ///< donors to ask: the elected one, those that agree with it, the others
+  /// Donors to ask: the elected one, those that agree with it, those that no fewer donors agree with, the others.
+  std::vector<PeerId> order;
   std::optional<DonorCall> call;  ///< to the first of `order`
   std::vector<PeerId> outvoted;   ///< not in `order`: they agree with no other donor, while some donors agree
+  std::size_t believed = 0;       ///< so many at the head of `order` the vote speaks for; 0: no two strangers agree
 };
 
 /// Asks some of the donors, which are in the order of their rank. Where no two agree, the rank decides. Python donors

@@ -146,21 +146,24 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
 
 /// The same, until another donor turns out to be much faster: then `faster` is that one, and what has come stays in
 /// `partial`.
-Task<Result<DownloadedState>> download_unless_slow(Dht& dht, Task<Result<DownloadedState>> transfer,
-                                                   std::deque<PeerId> others, const PieceSource& source,
-                                                   const DownloadReport& report, Deadline deadline,
-                                                   std::optional<FasterDonor>& faster) {
-  auto ended = co_await race(dht.runtime(), std::move(transfer),
-                             await_faster_donor(dht, std::move(others), source, report, deadline));
+Task<Result<DownloadedState>> download_unless_slow(Runtime& runtime, Task<Result<DownloadedState>> transfer,
+                                                   Task<FasterDonor> looking, std::optional<FasterDonor>& faster) {
+  auto ended = co_await race(runtime, std::move(transfer), std::move(looking));
   if (ended.index() == 0) co_return std::get<0>(std::move(ended));
   faster = std::get<1>(std::move(ended));
   co_return Error(cohive::Errc::timeout, "another donor is faster");
 }
 
+constexpr std::size_t kMostPreferred = 2;  // times that one donor takes the place of a slow one
+
 /// The donors of one look at the DHT, in the order in which they are asked.
 class DonorQueue {
  public:
-  explicit DonorQueue(std::vector<PeerId> donors) : all_(std::move(donors)), waiting_(all_.begin(), all_.end()) {}
+  /// \param believed  so many of the first: where one of these is slow, none of the others takes its place
+  DonorQueue(std::vector<PeerId> donors, std::size_t believed)
+      : all_(std::move(donors)),
+        believed_(all_.begin(), all_.begin() + static_cast<std::ptrdiff_t>(believed)),
+        waiting_(all_.begin(), all_.end()) {}
 
   bool empty() const { return waiting_.empty(); }
   PeerId take() {
@@ -174,13 +177,20 @@ class DonorQueue {
     std::erase(lost_, faster);
     waiting_.push_front(faster);
     waiting_.push_back(slow);
+    ++preferred_[faster];
   }
-  /// The connection to this one ended: it is not asked again by itself, but may have come back meanwhile.
-  void lose(const PeerId& donor) { lost_.push_back(donor); }
-  /// Those that may be faster than the one that is asked.
-  std::deque<PeerId> others() const {
+  /// The connection to this one ended: it is not asked again by itself, but may have come back meanwhile. One that is
+  /// preferred for being faster, for which what has come of another state is given up, may be lost twice.
+  void lose(const PeerId& donor) {
+    if (const auto found = preferred_.find(donor); found == preferred_.end() || found->second < kMostPreferred)
+      lost_.push_back(donor);
+  }
+  /// Those that may be faster than `donor`, which is asked.
+  std::deque<PeerId> others(const PeerId& donor) const {
     std::deque<PeerId> others = waiting_;
     others.insert(others.end(), lost_.begin(), lost_.end());
+    if (believed_.contains(donor))
+      std::erase_if(others, [this](const PeerId& other) { return !believed_.contains(other); });
     return others;
   }
   /// Those that may hold the same bytes as `donor`.
@@ -193,7 +203,9 @@ class DonorQueue {
 
  private:
   const std::vector<PeerId> all_;
+  const std::set<PeerId> believed_;
   std::deque<PeerId> waiting_, lost_;
+  std::map<PeerId, std::size_t> preferred_;  // how often
 };
 
 }  // namespace
@@ -227,8 +239,10 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     }
     auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
     std::vector<PeerId> order = std::move(election.order);
+    const std::size_t most_believed = election.believed > 0 ? election.believed : order.size();
     order.insert(order.end(), others_last.begin(), others_last.end());
-    DonorQueue queue(std::move(order));
+    DonorQueue queue(std::move(order), most_believed);
+    DonorPaces paces;
     if (queue.empty() && election.outvoted.empty()) break;
     std::optional<DonorCall> open = std::move(election.call);
     while (!queue.empty()) {
@@ -236,13 +250,14 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
       const PeerId donor = queue.take();
       auto call = std::exchange(open, std::nullopt);
       if (is_liar(donor)) continue;
+      report.progress = {};  // of the last one
       auto transfer =
           download_state_of(dht, donor, queue.helpers_of(donor, is_no_help), std::move(call), setup, partial, report);
+      auto looking = await_faster_donor(dht, donor, queue.others(donor), setup.pieces, report, deadline, paces);
       std::optional<FasterDonor> faster;
-      auto state = co_await within(
-          runtime, deadline,
-          download_unless_slow(dht, std::move(transfer), queue.others(), setup.pieces, report, deadline, faster),
-          "state download");
+      auto state = co_await within(runtime, deadline,
+                                   download_unless_slow(runtime, std::move(transfer), std::move(looking), faster),
+                                   "state download");
       if (state) {
         state->donor = donor;
         for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;

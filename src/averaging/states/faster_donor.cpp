@@ -28,6 +28,7 @@ Task<Result<Trial>> try_donor(Dht& dht, PeerId donor, const PieceSource& source)
   auto call = co_await call_donor(dht.host(), donor, source.protocol, {}, source.chunk_timeout, source.max_bytes);
   if (!call) co_return call.error();
   const Manifest& manifest = call->manifest;
+  if (manifest.bytes == 0) co_return Error(Errc::no_donor, donor, "its state is empty");
   const TimePoint begin = runtime.now();
   const std::size_t pieces = std::min(kTrialPieces, manifest.hashes.size());
   for (std::size_t i = 0; i < pieces; ++i) {
@@ -45,7 +46,7 @@ Task<Result<Trial>> try_donor(Dht& dht, PeerId donor, const PieceSource& source)
       co_return Error(Errc::bad_state, donor, "a piece is not what its hash says");
     bytes += manifest.bytes_of(manifest.piece(i));
   }
-  const double share = bytes > 0 ? static_cast<double>(manifest.bytes) / static_cast<double>(bytes) : 1;
+  const double share = static_cast<double>(manifest.bytes) / static_cast<double>(bytes);
   const double seconds = to_seconds(runtime.now() - begin) * share;
   co_return Trial{std::move(*call), seconds};
 }
@@ -54,46 +55,67 @@ bool is_liar(const DownloadReport& report, const PeerId& peer) {
   return std::ranges::find(report.liars, peer) != report.liars.end();
 }
 
-/// Seconds until a download is through that has come from `before` to where it is now in this time. One that does not
-/// say how much there is has as much before it as behind.
-double seconds_left(std::uint64_t before, const DownloadProgress& now, Duration took) {
+/// What a look at a download shows, in seconds.
+struct DownloadPace {
+  double left = std::numeric_limits<double>::infinity();   // until it is through
+  double whole = std::numeric_limits<double>::infinity();  // for all of its state
+};
+
+/// Returns the pace of a download that has come from `before` to where it is now in this time. One that does not say
+/// how much there is has as much before it as behind.
+DownloadPace pace_of(std::uint64_t before, const DownloadProgress& now, Duration took) {
   const std::uint64_t done = now.bytes_done, left = now.bytes_total > done ? now.bytes_total - done : done;
-  if (done <= before) return std::numeric_limits<double>::infinity();
-  return static_cast<double>(left) / static_cast<double>(done - before) * to_seconds(took);
+  if (done <= before) return {};
+  const double each = to_seconds(took) / static_cast<double>(done - before);
+  return {each * static_cast<double>(left), each * static_cast<double>(done + left)};
 }
 
-/// Measures the pace of a download, and returns how long it will take yet.
-Task<double> look_at_pace(Runtime& runtime, const DownloadReport& report) {
+Task<DownloadPace> look_at_pace(Runtime& runtime, const DownloadReport& report) {
   const std::uint64_t before = report.progress.bytes_done;
   const TimePoint begin = runtime.now();
   do co_await runtime.sleep_for(kLookPeriod);
   while (report.progress.bytes_done == before && runtime.now() - begin < kSilence);
-  co_return seconds_left(before, report.progress, runtime.now() - begin);
+  co_return pace_of(before, report.progress, runtime.now() - begin);
 }
 
 }  // namespace
 
-Task<FasterDonor> await_faster_donor(Dht& dht, std::deque<PeerId> others, PieceSource source,
-                                     const DownloadReport& report, Deadline deadline) {
+Task<FasterDonor> await_faster_donor(Dht& dht, PeerId donor, std::deque<PeerId> others, PieceSource source,
+                                     const DownloadReport& report, Deadline deadline, DonorPaces& paces) {
   Runtime& runtime = dht.runtime();
-  while (!others.empty()) {
-    const double left = co_await look_at_pace(runtime, report);
-    if (left <= kNotWorthwhile) continue;
-    const PeerId peer = others.front();
-    others.pop_front();
-    if (is_liar(report, peer)) continue;
+  for (;;) {
+    const DownloadPace pace = co_await look_at_pace(runtime, report);
+    if (pace.left <= kNotWorthwhile) continue;
+    const double remaining = to_seconds(deadline.remaining(runtime.now()));
+    const bool too_late = pace.left > remaining;
+    const auto is_sooner = [&](double seconds) {
+      return seconds * kMuchSooner < pace.left || (too_late && seconds < remaining);
+    };
+    const auto leave_for = [&](const PeerId& peer, std::optional<DonorCall> call) {
+      log::info("averaging", "the state comes from {} now: {:.0f} s were left at {}", peer, pace.left, donor);
+      paces[donor] = pace.whole;
+      return FasterDonor{peer, std::move(call)};
+    };
+    std::erase_if(others, [&](const PeerId& one) { return is_liar(report, one); });
+    const auto known = std::ranges::find_if(others, [&](const PeerId& one) {
+      const auto shown = paces.find(one);
+      return shown != paces.end() && is_sooner(shown->second);
+    });
+    if (known != others.end()) co_return leave_for(*known, std::nullopt);
+    const auto untried = std::ranges::find_if(others, [&](const PeerId& one) { return !paces.contains(one); });
+    if (untried == others.end()) continue;
+    const PeerId peer = *untried;
+    others.erase(untried);
     auto trial = co_await within(runtime, runtime.after(kTrialTime), try_donor(dht, peer, source), "trial of a donor");
     if (is_liar(report, peer)) continue;  // it has helped meanwhile
-    const bool too_late = left > to_seconds(deadline.remaining(runtime.now()));
-    if (trial && trial->seconds * kMuchSooner < left) {
-      log::info("averaging", "the state comes from {} now: {:.0f} s there, where {:.0f} s were left", peer,
-                trial->seconds, left);
-      co_return FasterDonor{peer, std::move(trial->call)};
+    if (!trial) {
+      if (trial.error() == transport::Errc::protocol_not_supported && too_late) co_return leave_for(peer, std::nullopt);
+      continue;
     }
-    if (!trial && trial.error() == transport::Errc::protocol_not_supported && too_late)
-      co_return FasterDonor{peer, std::nullopt};
+    paces[peer] = trial->seconds;
+    others.push_back(peer);
+    if (is_sooner(trial->seconds)) co_return leave_for(peer, std::move(trial->call));
   }
-  for (;;) co_await runtime.sleep_for(1h);
 }
 
 }  // namespace cohive::averaging

@@ -106,6 +106,14 @@ StateRoot root_of(ByteView manifest) {
   return to_string(ByteView(crypto::sha256(manifest)));
 }
 
+Result<codec::Codec> codec_of(const SharedState& state, std::size_t tensor, const codec::Compression& compression) {
+  if (tensor >= state.exact_from) return codec::Codec::none;
+  const codec::CompressionInfo info{tensor, state.tensors[tensor].shape, state.tensors[tensor].dtype};
+  const auto spec = compression.choose(state.infos.empty() ? info : state.infos[tensor]);
+  if (!spec) return spec.error();
+  return spec->codec;
+}
+
 Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& piece) {
   return codec::encode_tensor(is.codec,
                               {is.dtype, {static_cast<std::uint32_t>(piece.values)}, false, std::move(bytes)});
@@ -142,12 +150,11 @@ Result<> ManifestBuilder::describe_tensor(std::size_t index) {
   const auto values = codec::element_count(tensor.shape);
   if (!values || *values * codec::size_of(tensor.dtype) != size_of(*state_, reader_.get(), index))
     return Error(Errc::bad_state, "a tensor of another size than its shape");
-  const codec::CompressionInfo info{index, tensor.shape, tensor.dtype};
-  const auto codec = compression_.choose(state_->infos.empty() ? info : state_->infos[index]);
+  const auto codec = codec_of(*state_, index, compression_);
   if (!codec) return codec.error();
   return append(
       manifest_,
-      {tensor.dtype, tensor.shape, tensor.requires_grad, codec::codec_for(codec->codec, tensor.dtype, {1}), *values},
+      {tensor.dtype, tensor.shape, tensor.requires_grad, codec::codec_for(*codec, tensor.dtype, {1}), *values},
       pieces_);
 }
 

@@ -258,10 +258,9 @@ Task<Result<>> send_state(Runtime& runtime, rpc::ServerStream& stream, std::opti
     co_return Error(Errc::bad_state, "infos and tensors differ in number");
   StateSender sender(runtime, stream, *state);
   for (std::size_t i = 0; i < state->tensors.size(); ++i) {
-    const codec::CompressionInfo info{i, state->tensors[i].shape, state->tensors[i].dtype};
-    const auto codec = compression.choose(state->infos.empty() ? info : state->infos[i]);
+    const auto codec = codec_of(*state, i, compression);
     if (!codec) co_return codec.error();
-    auto sent = co_await sender.send(i, codec->codec);
+    auto sent = co_await sender.send(i, *codec);
     if (!sent) co_return sent;
   }
   co_return ok();

@@ -38,7 +38,8 @@ class Recomputation {
   /// weight cannot be; those of values that no reducer can have added.
   Result<> add(EncodedPart contribution);
   /// When all have been added: whether the average is the one that was answered. Codecs and processors round
-  /// differently; an answer may be off by what its codec loses of the right one, and a little more.
+  /// differently; an answer may be off by what its codec loses of the right one, and a little more. Where it was
+  /// answered that there is none: whether there is none that every codec can hold.
   Result<bool> agrees_with(const AnsweredPart& part);
 
  private:

@@ -16,7 +16,7 @@
 namespace cohive::averaging {
 namespace {
 
-constexpr std::size_t kChecksAtOnce = 4;
+constexpr std::size_t kChecksAtOnce = 4, kChecksOfAReducer = 1;
 constexpr double kSuspiciousNormRatio = 3;                  // times as long as what was sent: seldom by chance
 constexpr std::size_t kMostOdd = 8;                         // parts of a reducer: a model may be such that many are
 constexpr Duration kTelling = 10s;                          // a verdict to a member
@@ -53,8 +53,13 @@ Task<Result<>> Verification::hold(std::size_t reducer, AnsweredPart part, Digest
   held.parts.push_back(std::move(part));
   held.transcript_digest.push_back(transcript_digest);
   const Place place{reducer, held.parts.size() - 1};
-  if (held.parts.back().answer && (odd || is_sampled(place))) begin_check(place);
+  if (can_be_checked(held.parts.back()) && (odd || is_sampled(place))) begin_check(place);
   co_return ok();
+}
+
+/// Where our own values count there is an average, or the reducer can show why there is none.
+bool Verification::can_be_checked(const AnsweredPart& part) const {
+  return part.answer || (setup_.weight > 0 && part.length > 0);
 }
 
 bool Verification::is_sampled(Place place) const {
@@ -67,16 +72,19 @@ bool Verification::is_sampled(Place place) const {
 
 void Verification::begin_check(Place place) {
   if (!begun_.insert(place).second) return;
-  ++pending_;
+  pending_.insert(place);
   tasks_.spawn(check(*this, place), "check of an average");
 }
 
 Task<void> Verification::check(Verification& self, Place place) {
-  const auto done = on_exit([&self] {
-    --self.pending_;
+  const auto done = on_exit([&self, place] {
+    self.pending_.erase(place);
     self.changed_.notify_all();
   });
-  const auto turn = co_await self.at_once_.acquire();
+  Semaphore& turns =
+      self.turns_.try_emplace(place.member, self.runtime_, kChecksOfAReducer, "checks of a reducer").first->second;
+  const auto turn = co_await turns.acquire();
+  const auto room = co_await self.at_once_.acquire();
   if (self.objections_.contains(place.member)) co_return;
   const auto examined = co_await self.examine(place);
   if (examined)
@@ -104,7 +112,8 @@ std::optional<Error> Verification::objection(std::size_t reducer) const {
 // ---- A part made again
 
 Task<Result<>> Verification::examine(Place place) {
-  const Deadline end = timeout_after(runtime_, setup_.patience);
+  const Deadline last = halfway();  // a reducer that takes longer leaves time for the checks of others
+  const Deadline end = timeout_after(runtime_, setup_.patience).min(last);
   CO_TRY(auto call, co_await rpc::open_call(host_, peer(place.member), setup_.prefix + "rpc_show_part", end));
   call->hint_bulk_receive();
   proto::ShowPart request;
@@ -119,20 +128,21 @@ Task<Result<>> Verification::examine(Place place) {
   const AnsweredPart& part = held_.at(place.member).parts[place.index];
   const auto again = std::make_shared<Recomputation>(setup_.aggregation, std::move(transcript), part.length);
   for (std::size_t entry = 0; entry < entries; ++entry) {
-    CO_TRY(auto record, co_await call->receive(timeout_after(runtime_, setup_.patience)));
+    CO_TRY(auto record, co_await call->receive(timeout_after(runtime_, setup_.patience).min(last)));
     if (!record) co_return Error(cohive::Errc::end_of_stream, "not all contributions are shown");
     CO_TRY(co_await add_contribution(again, place, entry, std::move(*record)));
   }
   CO_TRY(const bool agrees, co_await offload_leased(runtime_, [again, part] { return again->agrees_with(part); }));
+  if (!agrees && !part.answer) co_return Error(cohive::Errc::not_found, "why there is no average");
   if (!agrees) co_return Error(Errc::wrong_average);
   co_return ok();
 }
 
-/// The transcript that the reducer is bound to, if an honest one can have it.
+/// The transcript that the reducer is bound to, if an honest one can have it. Without an average it is bound to none.
 Result<Transcript> Verification::accept_transcript(ByteView bytes, Place place) const {
   const Held& held = held_.at(place.member);
   const AnsweredPart& part = held.parts[place.index];
-  if (crypto::sha256(bytes) != held.transcript_digest[place.index])
+  if (part.answer && crypto::sha256(bytes) != held.transcript_digest[place.index])
     return Error(Errc::wrong_average, "another transcript than with the average");
   const auto& members = setup_.group->members;
   TRY(auto transcript, parse_transcript(bytes, members.size()));
@@ -168,8 +178,20 @@ Task<Result<>> Verification::add_contribution(std::shared_ptr<Recomputation> aga
 
 // ---- What members tell each other
 
+/// Half of the time that is left for the checks is over.
+Deadline Verification::halfway() const {
+  return runtime_.after(setup_.end.remaining(runtime_.now()) / 2);
+}
+
+Task<void> Verification::await_checks(Deadline end) {
+  while (!pending_.empty())
+    if (!co_await changed_.wait(end)) break;
+}
+
+/// The first half of the time is for our own checks, so that what they find reaches the other members and what those
+/// find can be looked at.
 Task<void> Verification::await_verdicts(std::function<bool(std::size_t)> is_expected) {
-  while (pending_ > 0) co_await changed_.wait();
+  co_await await_checks(halfway());
   const std::string verdict = own_verdict();
   for (std::size_t member = 0; member < setup_.group->members.size(); ++member) {
     if (member == setup_.own_index || !is_expected(member)) continue;
@@ -178,12 +200,14 @@ Task<void> Verification::await_verdicts(std::function<bool(std::size_t)> is_expe
     tasks_.spawn(tell(*this, member, verdict), "verdict");
   }
   const Duration hearing = std::clamp<Duration>((runtime_.now() - began_) / 4, kLeastHearing, kMostHearing);
-  const Deadline end = runtime_.after(hearing);
+  const Deadline end = runtime_.after(hearing).min(halfway());
   // A member that reads no verdict holds the round up no longer than one that sends none.
   while (telling_ > 0 || !all_heard(is_expected))
     if (!co_await changed_.wait(end)) break;
   follow_complaints();
-  while (pending_ > 0) co_await changed_.wait();
+  co_await await_checks(setup_.end);
+  for (const Place& place : pending_)
+    object(place.member, Error(cohive::Errc::timeout, peer(place.member), "its averages could not be checked"), place);
 }
 
 std::string Verification::own_verdict() const {
@@ -202,7 +226,7 @@ Task<void> Verification::tell(Verification& self, std::size_t member, std::strin
     --self.telling_;
     self.changed_.notify_all();
   });
-  const Deadline end = self.runtime_.after(kTelling);
+  const Deadline end = self.runtime_.after(kTelling).min(self.setup_.end);
   auto told = co_await rpc::call_unary(self.host_, self.peer(member), self.setup_.prefix + "rpc_verdict",
                                        std::move(verdict), end);
   if (!told) log::debug("averaging", "{} has not heard what was checked: {}", self.peer(member), told.error());
@@ -229,8 +253,8 @@ void Verification::follow_complaints() {
   for (const auto& [member, complaints] : verdicts_) {
     const auto at = std::ranges::find_if(complaints, [this](const Place& place) {
       const auto held = held_.find(place.member);
-      return held != held_.end() && place.index < held->second.parts.size() && held->second.parts[place.index].answer &&
-             !objections_.contains(place.member);
+      return held != held_.end() && place.index < held->second.parts.size() &&
+             can_be_checked(held->second.parts[place.index]) && !objections_.contains(place.member);
     });
     if (at != complaints.end()) begin_check(*at);
   }

@@ -38,7 +38,8 @@ class Verification {
   /// The answers of a reducer, in order.
   const std::deque<AnsweredPart>& held(std::size_t reducer) { return held_[reducer].parts; }
 
-  /// Waits for the checks, tells the other members of them, and hears theirs, for a while.
+  /// Waits for the checks, tells the other members of them, and hears theirs, for a while. What has not been shown by
+  /// Setup::end is not believed: Errc::timeout.
   /// \param is_expected  whether a member can still be waited for
   Task<void> await_verdicts(std::function<bool(std::size_t member)> is_expected);
   /// Why the answers of a reducer cannot be used, after await_verdicts(). Errc::wrong_average, malformed and
@@ -59,6 +60,7 @@ class Verification {
     std::size_t odd = 0;                   // that were checked for that
   };
 
+  bool can_be_checked(const AnsweredPart& part) const;
   bool is_sampled(Place place) const;
   void begin_check(Place place);
   static Task<void> check(Verification& self, Place place);
@@ -66,6 +68,8 @@ class Verification {
   Result<Transcript> accept_transcript(ByteView bytes, Place place) const;
   Task<Result<>> add_contribution(std::shared_ptr<Recomputation> again, Place place, std::size_t entry, Slice record);
   void object(std::size_t reducer, const Error& why, Place place);
+  Deadline halfway() const;
+  Task<void> await_checks(Deadline end);
   static Task<void> tell(Verification& self, std::size_t member, std::string verdict);
   std::string own_verdict() const;
   bool all_heard(const std::function<bool(std::size_t)>& is_expected) const;
@@ -80,12 +84,13 @@ class Verification {
   const TimePoint began_;
   std::map<std::size_t, Held> held_;                    // by reducer
   std::set<Place> begun_;                               // checks
-  std::size_t pending_ = 0;                             // of these, those that have not ended
+  std::set<Place> pending_;                             // of these, those that have not ended
   std::size_t telling_ = 0;                             // members that are being told our verdict
   std::map<std::size_t, Error> objections_;             // by reducer
   std::vector<Place> wrong_;                            // what this member complains of
   std::map<std::size_t, std::vector<Place>> verdicts_;  // by member: its complaints
   Condition changed_;
+  std::map<std::size_t, Semaphore> turns_;  // by reducer: whoever shows nothing holds up its own checks alone
   Semaphore at_once_;
   TaskGroup tasks_;
 };

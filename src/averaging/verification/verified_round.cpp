@@ -67,8 +67,10 @@ Task<Result<std::shared_ptr<Contribution>>> VerifiedRound::take_own(std::size_t 
   co_return std::make_shared<SentPart>(std::make_shared<const EncodedPart>(std::move(copy)), length, setup_.weight);
 }
 
+/// What makes no average can be shown as well: members may ask why there is none.
 std::string VerifiedRound::transcript_digest(std::size_t index, const PartSum& sum) {
-  return sum.has_average ? std::string(as_text(audit_log_->close(index, sum.senders))) : std::string();
+  const Digest& digest = audit_log_->close(index, sum.senders);
+  return sum.has_average ? std::string(as_text(digest)) : std::string();
 }
 
 /// An answer without a transcript says that there is no average.

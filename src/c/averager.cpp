@@ -12,6 +12,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/msgpack.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "errors.hpp"
 #include "events.hpp"
 #include "options.hpp"
@@ -44,10 +45,10 @@ using Buffers = std::vector<std::vector<float>>;
 
 /// A question for a state. Its answer comes on any thread.
 struct StateQuestion {
-  explicit StateQuestion(Runtime& on) : runtime(on), answered(on, "a state of the caller") {}
-  Runtime& runtime;
+  explicit StateQuestion(Runtime& on) : answered(on, "a state of the caller"), runtime(&on) {}
   cohive::Event answered;  ///< loop thread
-  std::mutex mutex;
+  std::mutex mutex;        ///< of what follows
+  Runtime* runtime;        ///< null: nobody waits any more, and the loop may be gone
   std::optional<averaging::SharedState> state;
 };
 
@@ -63,6 +64,10 @@ StateQuestions& state_questions() {
 
 Task<std::optional<averaging::SharedState>> ask_for_state(Runtime& runtime, std::uint64_t tag) {
   const auto question = std::make_shared<StateQuestion>(runtime);
+  const auto over = on_exit([&question] {
+    const std::lock_guard lock(question->mutex);
+    question->runtime = nullptr;
+  });
   const std::uint64_t id = next_id++;
   {
     const std::lock_guard lock(state_questions().mutex);
@@ -488,7 +493,8 @@ std::int32_t cohive_state_answer(std::uint64_t tag, const std::uint8_t* metadata
         state_questions().open.erase(found);
       }
     }
-    if (!question) return fail(COHIVE_NOT_FOUND, "nobody waits for this state any more");
+    constexpr const char* kNobody = "nobody waits for this state any more";
+    if (!question) return fail(COHIVE_NOT_FOUND, kNobody);
     std::optional<averaging::SharedState> state;
     // Whatever is wrong with the answer, whoever waits for it goes on.
     const auto outcome = guarded([&] {
@@ -506,11 +512,10 @@ std::int32_t cohive_state_answer(std::uint64_t tag, const std::uint8_t* metadata
       }
       state = std::move(made);
     });
-    {
-      const std::lock_guard lock(question->mutex);
-      question->state = std::move(state);
-    }
-    question->runtime.post([question] { question->answered.set(); });
+    const std::lock_guard lock(question->mutex);
+    if (!question->runtime) return fail(COHIVE_NOT_FOUND, kNobody);  // it was left while the state was copied
+    question->state = std::move(state);
+    question->runtime->post([question] { question->answered.set(); });
     return outcome;
   });
 }

@@ -6,6 +6,7 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/msgpack.hpp"
+#include "cohive/optim/step.hpp"
 #include "errors.hpp"
 #include "tensors.hpp"
 #include "train/detail/loaded_state.hpp"
@@ -23,6 +24,11 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
   std::vector<averaging::TensorInfo> infos;
   for (const auto& one : beside) infos.push_back(one.info);
   return infos;
+}
+
+/// Reads a counter of steps in the caller's memory, where a donor or a file may have left anything.
+double steps_of(float counter) {
+  return counter > 0 ? std::min<double>(counter, optim::kMostSteps) : 0;
 }
 
 /// What the caller's side has failed in is no defect of cohive.
@@ -117,14 +123,15 @@ std::int64_t CallerModel::steps_taken(std::size_t parameter) {
   const std::lock_guard lock(described_);
   const auto* counter = layout_.statistics[parameter][kStepCounter];
   // Statistics that nobody counts the steps of were made by one, as torch makes them.
-  return counter ? std::llround(*counter) : BufferReplica::steps_taken(parameter) + 1;
+  return counter ? std::llround(steps_of(*counter)) : BufferReplica::steps_taken(parameter) + 1;
 }
 
 void CallerModel::count_step(std::size_t parameter) {
   BufferReplica::count_step(parameter);
   if (!ways_.native_steps) return;
   const std::lock_guard lock(described_);
-  if (auto* counter = layout_.statistics[parameter][kStepCounter]) *counter += 1;
+  if (auto* counter = layout_.statistics[parameter][kStepCounter])
+    *counter = static_cast<float>(steps_of(*counter) + 1);
 }
 
 // ---- Gradients

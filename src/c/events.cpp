@@ -43,7 +43,7 @@ std::optional<Event> next_event(std::int64_t timeout_ms) {
   if (timeout_ms < 0)
     all.pushed.wait(lock, something);
   else
-    all.pushed.wait_for(lock, std::chrono::milliseconds(timeout_ms), something);
+    all.pushed.wait_for(lock, wait_of(timeout_ms), something);
   if (std::exchange(all.woken, false) || all.events.empty()) return std::nullopt;
   Event event = std::move(all.events.front());
   all.events.pop_front();

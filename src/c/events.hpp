@@ -1,6 +1,7 @@
 // Events that wait for the caller, and questions that wait for his answers.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -23,6 +24,10 @@ void push_line(log::Level level, std::string_view module, std::string_view messa
 /// Asks the caller by an event, whose text `describe(tag)` makes. False without an answer in time.
 bool ask(std::string (*describe)(std::uint64_t tag, const void* argument), const void* argument,
          std::chrono::milliseconds limit);
+/// Returns how long a call waits: a year at most, since clocks overflow by the longest timeouts.
+inline std::chrono::milliseconds wait_of(std::int64_t timeout_ms) {
+  return std::min<std::chrono::milliseconds>(std::chrono::milliseconds(timeout_ms), std::chrono::hours(24 * 365));
+}
 /// For the child of a fork(): nothing waits, and no lock is held.
 void restart_events();
 

@@ -61,9 +61,15 @@ SwarmState::~SwarmState() {
 }
 
 void SwarmState::open(SwarmOptions options, TicketPtr joined) {
-  start_thread([self = shared_from_this(), options = std::move(options), joined]() mutable {
-    self->run_open(std::move(options), joined);
-  });
+  try {
+    start_thread([self = shared_from_this(), options = std::move(options), joined]() mutable {
+      self->run_open(std::move(options), joined);
+    });
+  } catch (...) {  // no thread opens it, for which the destructor would wait
+    const std::lock_guard lock(mutex_);
+    stage_ = Stage::closed;
+    throw;
+  }
 }
 
 void SwarmState::run_open(SwarmOptions options, TicketPtr joined) {

@@ -30,46 +30,17 @@ void Ticket::end_by_exception() {
 }
 
 void Ticket::end(std::int32_t code, std::string text) {
-  std::function<void()> unused;
+  give_up_.end();  // what it posts to may go as soon as this returns
   std::optional<std::uint64_t> tag;
   {
     const std::lock_guard lock(mutex_);
     if (code_ != COHIVE_PENDING) return;
     code_ = code;
     text_ = std::move(text);
-    unused = std::exchange(give_up_, nullptr);
     tag = tag_;
     ended_.notify_all();
   }
   if (tag) push_event({COHIVE_EVENT_TICKET, 0, *tag, {}, {}});
-}
-
-void Ticket::on_cancel(std::function<void()> give_up) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (code_ != COHIVE_PENDING) return;
-    if (!cancelled_) {
-      give_up_ = std::move(give_up);
-      return;
-    }
-  }
-  give_up();
-}
-
-void Ticket::cancel() {
-  std::function<void()> give_up;
-  {
-    const std::lock_guard lock(mutex_);
-    if (code_ != COHIVE_PENDING) return;
-    cancelled_ = true;
-    give_up = std::exchange(give_up_, nullptr);
-  }
-  if (give_up) give_up();
-}
-
-bool Ticket::cancelled() const {
-  const std::lock_guard lock(mutex_);
-  return cancelled_;
 }
 
 std::int32_t Ticket::wait(std::int64_t timeout_ms) {
@@ -78,7 +49,7 @@ std::int32_t Ticket::wait(std::int64_t timeout_ms) {
   if (timeout_ms < 0)
     ended_.wait(lock, over);
   else
-    ended_.wait_for(lock, std::chrono::milliseconds(timeout_ms), over);
+    ended_.wait_for(lock, wait_of(timeout_ms), over);
   return code_ == COHIVE_OK || code_ == COHIVE_PENDING ? code_ : fail(code_, text_);
 }
 

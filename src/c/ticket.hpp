@@ -13,6 +13,7 @@
 #include "cohive/cohive.h"
 #include "cohive/core/result.hpp"
 #include "fork.hpp"
+#include "give_up.hpp"
 
 namespace cohive::c {
 
@@ -26,11 +27,11 @@ class Ticket {
   /// Ends it by the exception that is being handled.
   void end_by_exception();
 
-  /// \param give_up  called by cancel(), once, on the caller's thread; not after the end
-  void on_cancel(std::function<void()> give_up);
-  void cancel();
-  /// Whether cancel() was called.
-  bool cancelled() const;
+  /// \param give_up  called by cancel(), once, on the caller's thread; see GiveUp
+  void on_cancel(std::function<void()> give_up) { give_up_.set(std::move(give_up)); }
+  void cancel() { give_up_.ask(); }
+  /// Whether cancel() was called before the end.
+  bool cancelled() const { return give_up_.asked(); }
 
   std::int32_t wait(std::int64_t timeout_ms);
   void notify(std::uint64_t tag);
@@ -39,14 +40,13 @@ class Ticket {
 
  private:
   void end(std::int32_t code, std::string text);
-  mutable std::mutex mutex_;
+  GiveUp give_up_;
+  std::mutex mutex_;
   std::condition_variable ended_;
-  std::function<void()> give_up_;
   std::optional<std::uint64_t> tag_;
   std::int32_t code_ = COHIVE_PENDING;
   std::string text_;  ///< the result, or the sentence
   std::vector<codec::Tensor> tensors_;
-  bool cancelled_ = false;
 };
 
 using TicketPtr = std::shared_ptr<Ticket>;

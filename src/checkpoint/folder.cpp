@@ -51,6 +51,14 @@ Result<> for_each_file(const fs::path& folder, F take) {
   return error ? Result<>(file_error(folder, error.value())) : ok();
 }
 
+/// Sets a checkpoint aside that the run has gone back from: `resume` takes the newest one that has its own name.
+void supersede(const fs::path& path) {
+  const fs::path aside = path.string() + ".superseded";
+  std::error_code error;
+  fs::rename(path, aside, error);
+  if (!error) log::info("checkpoint", "the run has gone back to an earlier epoch: {} is set aside", aside.string());
+}
+
 Result<> lock(int directory, const fs::path& path) {
   if (::flock(directory, LOCK_EX | LOCK_NB) == 0) return ok();
   if (errno == EWOULDBLOCK) return Error(Errc::in_use, path.string());
@@ -126,8 +134,13 @@ Result<fs::path> Folder::write(std::uint64_t epoch, const TensorFile& content, s
 Result<> Folder::keep_newest(std::uint64_t epoch, std::size_t keep) const {
   TRY(const auto entries, list());
   std::size_t others = 0;
-  for (const auto& entry : entries)
-    if (entry.epoch != epoch && ++others >= std::max<std::size_t>(keep, 1)) ::unlink(entry.path.c_str());
+  for (const auto& [its_epoch, path] : entries) {
+    if (its_epoch > epoch) {
+      supersede(path);
+    } else if (its_epoch < epoch && ++others >= std::max<std::size_t>(keep, 1)) {
+      ::unlink(path.c_str());
+    }
+  }
   return ok();
 }
 

@@ -6,6 +6,7 @@
 
 #include "cohive/core/errors.hpp"
 #include "cohive/core/try.hpp"
+#include "utf8.hpp"
 
 namespace cohive::msgpack {
 namespace {
@@ -155,6 +156,7 @@ class Decoder {
   Result<Value> string(std::optional<std::uint64_t> size) {
     const auto content = take(size);
     if (!content) return broken("truncated string");
+    if (!utf8::is_valid(as_text(*content))) return broken("text that is not UTF-8");
     return Value(as_text(*content));
   }
   Result<Value> binary(std::optional<std::uint64_t> size) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string_view>
 
 namespace cohive::utf8 {
@@ -25,6 +27,19 @@ inline std::size_t printable(std::string_view text) {
   const auto first = static_cast<unsigned char>(size > 0 ? text[0] : 0);
   if (size == 1) return first >= 0x20 && first != 0x7f ? 1 : 0;
   return size == 2 && first == 0xc2 && static_cast<unsigned char>(text[1]) < 0xa0 ? 0 : size;
+}
+
+/// Tells whether all of a text is UTF-8. ASCII takes a few instructions for eight bytes.
+inline bool is_valid(std::string_view text) {
+  constexpr std::uint64_t kBeyondAscii = 0x8080808080808080;
+  while (!text.empty()) {
+    std::uint64_t word = kBeyondAscii;
+    if (text.size() >= sizeof word) std::memcpy(&word, text.data(), sizeof word);
+    const std::size_t size = (word & kBeyondAscii) == 0 ? sizeof word : character(text);
+    if (size == 0) return false;
+    text.remove_prefix(size);
+  }
+  return true;
 }
 
 }  // namespace cohive::utf8

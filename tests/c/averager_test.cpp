@@ -1,7 +1,13 @@
 // Averaging by the C interface: two peers in one process, and what cannot be meant.
 #include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cmath>
+#include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -135,9 +141,78 @@ TEST(CAverager, HandsOverAStateThatItsProgramGives) {
   EXPECT_EQ(cohive_ticket_tensor(downloaded.handle, 1, &got), COHIVE_NOT_FOUND);
 }
 
+/// Holds whoever first reads its memory until the test lets that thread go on.
+class HeldMemory {
+ public:
+  static constexpr std::size_t kSize = 4096;
+  HeldMemory() {
+    current_ = this;
+    struct sigaction hold = {};
+    hold.sa_handler = hold_reader;
+    hold.sa_flags = SA_RESETHAND;  // any other fault ends the test
+    ::sigaction(SIGSEGV, &hold, &before_);
+  }
+  ~HeldMemory() {
+    ::sigaction(SIGSEGV, &before_, nullptr);
+    ::munmap(memory_, kSize);
+  }
+  const void* data() const { return memory_; }
+  bool wait_for_a_reader() const {
+    const auto end = Clock::now() + std::chrono::milliseconds(kLong);
+    while (!reached_ && Clock::now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return reached_;
+  }
+  void release() { released_ = true; }
+
+ private:
+  static void hold_reader(int) {
+    current_->reached_ = true;
+    while (!current_->released_) ::usleep(1000);
+    ::mprotect(current_->memory_, kSize, PROT_READ);
+  }
+  static inline HeldMemory* current_ = nullptr;
+  void* const memory_ = ::mmap(nullptr, kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  struct sigaction before_ = {};
+  std::atomic<bool> reached_ = false, released_ = false;
+};
+
+TEST(CAverager, AnAnswerFindsNobodyWhereItsSwarmWasLeftMeanwhile) {
+  std::optional<SwarmOwner> first(std::in_place, kAlone);
+  SwarmOwner second(joining(first->address()));
+  std::optional<AveragerOwner> donor(std::in_place, first->handle, std::vector<std::uint32_t>{2}, 51);
+  AveragerOwner newcomer(second.handle, {2}, 52);
+  ASSERT_EQ(cohive_averager_share(donor->handle, 1, 3.0), COHIVE_OK);
+  TicketOwner downloaded;
+  std::optional<std::uint64_t> question;
+  for (int attempt = 0; attempt < 20 && !question; ++attempt) {  // the donor has to be declared first
+    cohive_ticket_free(std::exchange(downloaded.handle, nullptr));
+    ASSERT_EQ(cohive_averager_download(newcomer.handle, R"({"timeout": 20})", &downloaded.handle), COHIVE_OK);
+    while (!question && cohive_ticket_wait(downloaded.handle, 20) == COHIVE_PENDING) {
+      cohive_event event;
+      if (cohive_event_next(20, &event) == COHIVE_OK && event.kind == COHIVE_EVENT_STATE &&
+          std::string(event.text) == "51")
+        question = event.tag;
+    }
+  }
+  ASSERT_TRUE(question);
+  HeldMemory memory;
+  std::thread program([&] {
+    const std::vector<std::uint32_t> shape{HeldMemory::kSize / sizeof(float)};
+    cohive_tensor tensor = described(shape);
+    tensor.data = memory.data();
+    tensor.size = HeldMemory::kSize;
+    EXPECT_EQ(cohive_state_answer(*question, raw("\x81\xa1x\x05"), 4, &tensor, 1), COHIVE_NOT_FOUND);
+  });
+  EXPECT_TRUE(memory.wait_for_a_reader()) << "the state is not copied";
+  donor.reset();
+  first.reset();
+  memory.release();
+  program.join();
+}
+
 TEST(CAverager, RefusesWhatCannotBeMeant) {
   SwarmOwner alone(kAlone);
-  const std::vector<std::uint32_t> shape{2}, huge{1u << 31, 1u << 31};
+  const std::vector<std::uint32_t> shape{2}, large{1u << 22}, huge{1u << 31, 1u << 31};
   const auto refused = [&](const char* options, cohive_tensor tensor, std::size_t count, const char* sentence) {
     cohive_averager* averager = nullptr;
     EXPECT_EQ(cohive_averager_open(alone.handle, options, 1, &tensor, count, &averager), COHIVE_INVALID_ARGUMENT);
@@ -152,6 +227,8 @@ TEST(CAverager, RefusesWhatCannotBeMeant) {
   refused(R"({"prefix": "a.b"})", described(shape), 1, "prefix");
   refused(R"({"prefix": "run", "mode": "spectator"})", described(shape), 1, "spectator");
   refused(R"({"prefix": "run", "min_compression_ratio": 0.5})", described(shape), 1, "averager_rank");
+  refused(R"({"prefix": "run", "part_size_bytes": 16777216})", described(shape), 1, "must be at most 15728640");
+  refused(R"({"prefix": "run", "part_size_bytes": 8388608})", described(large, "bfloat16"), 1, "at most 7864320");
   refused(R"({"prefix": "run", "min_group_sise": 2})", described(shape), 1, "did you mean min_group_size?");
 }
 

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <thread>
 
@@ -85,6 +87,54 @@ TEST(C, RefusesOptionsThatCannotBeMeantBeforeAnyWork) {
   cohive_swarm_free(nullptr);
   cohive_validator_free(nullptr);
   cohive_bytes_free(nullptr);
+}
+
+/// While it lives, no thread can be made: its stack would take half of all addresses.
+class NoMoreThreads {
+ public:
+  NoMoreThreads() {
+    EXPECT_EQ(::pthread_getattr_default_np(&before_), 0);
+    pthread_attr_t huge;
+    EXPECT_EQ(::pthread_attr_init(&huge), 0);
+    EXPECT_EQ(::pthread_attr_setstacksize(&huge, SIZE_MAX / 2), 0);
+    EXPECT_EQ(::pthread_setattr_default_np(&huge), 0);
+    ::pthread_attr_destroy(&huge);
+  }
+  ~NoMoreThreads() {
+    EXPECT_EQ(::pthread_setattr_default_np(&before_), 0);
+    ::pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(C, SaysThatThereIsNoThreadToJoinOn) {
+  cohive_swarm* swarm = nullptr;
+  TicketOwner joined;
+  {
+    const NoMoreThreads none;
+    EXPECT_EQ(cohive_swarm_open(kAlone, nullptr, 0, &swarm, &joined.handle), COHIVE_INTERNAL);
+  }
+  EXPECT_EQ(swarm, nullptr);
+  EXPECT_EQ(joined.handle, nullptr);
+}
+
+TEST(C, WaitsWithTheLongestTimeoutsForWhatTakesAWhile) {
+  constexpr auto kLongest = std::numeric_limits<std::int64_t>::max();
+  cohive_swarm* swarm = nullptr;
+  TicketOwner joined, stored, closed;
+  ASSERT_EQ(cohive_swarm_open(kAlone, nullptr, 0, &swarm, &joined.handle), COHIVE_OK);
+  ASSERT_EQ(cohive_ticket_notify(joined.handle, 78), COHIVE_OK);
+  cohive_event event{};
+  while (event.kind != COHIVE_EVENT_TICKET || event.tag != 78)
+    ASSERT_EQ(cohive_event_next(kLongest, &event), COHIVE_OK);
+  const std::string records = record("greeting", "\xa5hello");
+  ASSERT_EQ(cohive_dht_store(swarm, raw(records), records.size(), nullptr, &stored.handle), COHIVE_OK);
+  EXPECT_EQ(cohive_ticket_wait(stored.handle, kLongest), COHIVE_OK) << cohive_last_error();
+  ASSERT_EQ(cohive_swarm_close(swarm, &closed.handle), COHIVE_OK);
+  EXPECT_EQ(cohive_ticket_wait(closed.handle, kLongest), COHIVE_OK) << cohive_last_error();
+  cohive_swarm_free(swarm);
 }
 
 TEST(C, StoresAtOnePeerWhatAnotherFinds) {

@@ -18,6 +18,7 @@ using testing::AllOf;
 using testing::Each;
 using testing::FloatNear;
 using testing::HasSubstr;
+using testing::Lt;
 
 constexpr float kRate = 0.5f;
 
@@ -198,6 +199,29 @@ TEST(CTrainerSteps, TheStateIsDescribedInsideOfThem) {
     model.trainer = &trainer;
     (void)trainer.step(1, 16);
     EXPECT_EQ(model.steps, 1);
+  }
+}
+
+TEST(CTrainerSteps, GoOnWhereADonorOrAFileHasLeftACounterThatIsNone) {
+  for (const float left : {-5.0f, std::nanf(""), 1e30f}) {
+    SCOPED_TRACE(left);
+    SwarmOwner swarm(kAlone);
+    Model model(1, true);
+    std::vector<float> mean(4), square(4);
+    float counter = left;
+    TrainerOwner trainer(swarm.handle, model);
+    const auto tensor = model.tensor();
+    const char* name = "parameter.0";
+    float* statistics[] = {mean.data(), square.data(), nullptr, &counter};
+    ASSERT_EQ(cohive_trainer_describe(trainer.handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1,
+                                      R"([{"name": "adam", "lr": 0.5, "parameters": 1}])", statistics),
+              COHIVE_OK)
+        << cohive_last_error();
+    EXPECT_EQ(trainer.step(1, 16).epoch_changed, 1);
+    EXPECT_THAT(model.values, Each(Lt(1.0f)));
+    if (left > 0) continue;
+    EXPECT_THAT(model.values, Each(FloatNear(1 - kRate, 1e-5f))) << "as the first step of all";
+    EXPECT_EQ(counter, 1.0f);
   }
 }
 

@@ -57,8 +57,8 @@ TEST_F(CheckpointFolder, TheSameEpochTakesThePlaceOfTheOlderFile) {
 }
 
 TEST_F(CheckpointFolder, NamesSortByNumberWhateverTheirLength) {
-  write(123'456'789);
   write(99'999'999);
+  write(123'456'789);
   EXPECT_EQ(newest(), "123456789");
 }
 
@@ -81,6 +81,17 @@ TEST_F(CheckpointFolder, ADamagedOneIsPassedOverAndSetAside) {
                                   "epoch-00000003.safetensors.damaged"}));
   write(2, 1);
   EXPECT_EQ(newest(), "2");
+}
+
+TEST_F(CheckpointFolder, ThoseThatARunHasGoneBackFromAreSetAside) {
+  for (std::uint64_t epoch = 98; epoch <= 100; ++epoch) write(epoch);
+  write(51);
+  EXPECT_EQ(newest(), "51");
+  write(52);
+  EXPECT_EQ(newest(), "52");
+  EXPECT_EQ(files.names(),
+            (Names{"epoch-00000051.safetensors", "epoch-00000052.safetensors", "epoch-00000098.safetensors.superseded",
+                   "epoch-00000099.safetensors.superseded", "epoch-00000100.safetensors.superseded"}));
 }
 
 TEST_F(CheckpointFolder, WhereNoneIsWholeNothingIsTouched) {

@@ -53,9 +53,20 @@ TEST(Msgpack, DecodesNoMoreValuesThanItMay) {
 
 TEST(Msgpack, RefusesMalformedInput) {
   for (const char* bad : {"", "c1", "d9", "a561", "92c0", "c0c0", "81c0c0", "ddffffffff", "c9ffffffff40", "dfffffffff",
-                          "d54093", "cb00", "d440c0", "d54090c0", "d440dc", "c70540dd00000001"})
+                          "d54093", "cb00", "d440c0", "d54090c0", "d440dc", "c70540dd00000001", "a1ff"})
     EXPECT_FALSE(decode(from_hex(bad))) << bad;
   EXPECT_FALSE(decode(Bytes(1000, 0x91))) << "endless nesting";
+}
+
+TEST(Msgpack, TextsAreUtf8AndBytesAreAnything) {
+  const std::string text = "of all l\xc3\xa4nder, \xe8\xb5\xb0\xe3\x82\x8b \xf0\x9f\x99\x82";
+  for (std::size_t size = 0; size < 20; ++size) {
+    const Value value = Array{{std::string(size, 'x') + text, Bin{text + "\xff"}}};
+    EXPECT_EQ(decode(as_bytes(encode(value))).value(), value);
+    EXPECT_FALSE(decode(as_bytes(encode(std::string(size, 'x') + text + "\xff"))));
+  }
+  for (const char* bad : {"d901ff", "a2c080", "a3eda080", "a9616263646566c3c3a4", "81a1ffc0", "c7034091a1ff"})
+    EXPECT_FALSE(decode(from_hex(bad))) << bad;
 }
 
 }  // namespace

@@ -35,12 +35,13 @@ class Folder {
   /// the operating system.
   Result<std::optional<Checkpoint>> newest_whole();
 
-  /// Writes a checkpoint; then, and only then, removes all checkpoints but it and the newest `keep` - 1 of the rest.
+  /// Writes a checkpoint; then, and only then, removes all earlier ones but the newest `keep` - 1. Those of later
+  /// epochs, which the run has gone back from, get another name, NAME.superseded.
   Result<std::filesystem::path> write(std::uint64_t epoch, const TensorFile& content, std::size_t keep);
 
   /// Returns where the checkpoint of an epoch is, or would be.
   std::filesystem::path path_of(std::uint64_t epoch) const;
-  /// Removes all checkpoints but that of `epoch` and the newest `keep` - 1 of the rest: the second half of write().
+  /// Does what follows when the checkpoint of `epoch` is on the disk: the second half of write().
   Result<> keep_newest(std::uint64_t epoch, std::size_t keep) const;
 
   /// Returns the path of the folder.

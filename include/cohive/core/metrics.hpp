@@ -1,6 +1,6 @@
 /// \file
 /// The metrics registry: a thin face over prometheus-cpp. Each module's metrics.hpp registers what it measures.
-/// Instruments are thread-safe; creating them is not and happens when a module is constructed.
+/// All of it is thread-safe. Most instruments are made when a module is constructed.
 #pragma once
 
 #include <map>

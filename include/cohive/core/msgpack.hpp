@@ -100,10 +100,10 @@ class Value {
 void encode_to(std::string& out, const Value& value);
 /// Returns the bytes that hivemind's MSGPackSerializer makes.
 std::string encode(const Value& value);
-/// Decodes exactly one object: trailing bytes, map keys other than str or bin, nesting over 64 (tuples count twice) and
-/// truncation are errors.
-/// A value may take one byte here and takes 48 decoded: there are at most 65,536 values, containers and what they hold
-/// counted together, and one more for every 32 bytes. More are Errc::limit_exceeded.
+/// Decodes exactly one object: trailing bytes, a str that is not UTF-8, which Python would not read, map keys other
+/// than str or bin, nesting over 64 (tuples count twice) and truncation are errors. A value may take one byte here and
+/// takes 48 decoded: there are at most 65,536 values, containers and what they hold counted together, and one more for
+/// every 32 bytes. More are Errc::limit_exceeded.
 Result<Value> decode(ByteView bytes);
 /// The same with at most `max_values`.
 Result<Value> decode(ByteView bytes, std::size_t max_values);

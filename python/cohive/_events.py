@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import logging
+import math
 import os
 import queue
 import threading
@@ -21,7 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import _msgpack, _native
 from ._native import Handle, check, lib
-from .futures import Future, settle
+from .futures import Future, seconds, settle
 
 _LEVELS = (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR)
 _NAMES = (
@@ -103,7 +104,7 @@ class Worker:
         limit = time.monotonic() + timeout
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, limit - time.monotonic()))
+                thread.join(seconds(max(0.0, limit - time.monotonic())))
 
     def _run(self) -> None:
         while True:
@@ -313,13 +314,13 @@ class Ticket:
     def wait(self, timeout: Optional[float] = None) -> bytes:
         """Blocks until it has ended. Signals are handled meanwhile: a handler that raises, as that of Ctrl+C does,
         gives it up. TimeoutError after `timeout` seconds; it goes on."""
-        limit = None if timeout is None else time.monotonic() + timeout
+        limit = math.inf if timeout is None else time.monotonic() + timeout
         pending = True
         try:
             while pending:
-                left = _POLL if limit is None else min(_POLL, max(0, int((limit - time.monotonic()) * 1000)))
+                left = int(min(_POLL, max(0.0, (limit - time.monotonic()) * 1000)))
                 pending = lib.cohive_ticket_wait(self.handle, left) == _native.PENDING
-                if limit is not None and time.monotonic() >= limit:
+                if not time.monotonic() < limit:  # NaN as a limit ends it, too
                     break
         except BaseException:
             self.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import math
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -11,15 +12,16 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 from . import _gpu, _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
-from .optim import initialize_optimizer_state_, nested_flatten, nested_pack, plain, zero_gradients
+from .optim import initialize_optimizer_state_, is_count, nested_flatten, nested_pack, plain, zero_gradients
 
-#: The tensors that an optimizer of torch keeps, in the library's order.
-_STATISTICS = {
-    torch.optim.SGD: ("momentum_buffer",),
-    torch.optim.Adam: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    torch.optim.AdamW: ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
-    torch.optim.RMSprop: ("square_avg", "momentum_buffer", "grad_avg"),
-    torch.optim.Adagrad: ("sum",),
+_OF_ADAM = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
+#: The tensors that an optimizer of torch keeps, in the library's order, with the setting without which it needs none.
+_STATISTICS: Dict[Any, Dict[str, Optional[str]]] = {
+    torch.optim.SGD: {"momentum_buffer": "momentum"},
+    torch.optim.Adam: _OF_ADAM,
+    torch.optim.AdamW: _OF_ADAM,
+    torch.optim.RMSprop: {"square_avg": None, "momentum_buffer": "momentum", "grad_avg": "centered"},
+    torch.optim.Adagrad: {"sum": None},
 }
 _NAMES = {
     torch.optim.SGD: "sgd",
@@ -45,6 +47,7 @@ _SETTINGS = {
 }
 #: Settings of torch that change what a step computes, and that the library's do not have.
 _UNKNOWN = ("maximize", "capturable", "differentiable")
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _KEPT = 4  # pointers for each parameter: three statistics and the number of steps
 
 
@@ -137,6 +140,26 @@ def _place_of(tensor: Any) -> Any:
     return tensor.data_ptr(), tensor.shape, tensor.dtype
 
 
+def _kept_by(kind: Any, group: Mapping[str, Any]) -> List[str]:
+    """Returns the names of what an optimizer with these settings steps by, in the library's order: others, of settings
+    that it has had before, may be in its state."""
+    return [name for name, setting in _STATISTICS[kind].items() if setting is None or group[setting]]
+
+
+def _unknown_setting(kind: Any, group: Mapping[str, Any]) -> Optional[str]:
+    """Returns the name of a setting with which a step of torch is none of the library's, where a group has one."""
+    decoupled = kind is torch.optim.AdamW
+    if bool(group.get("decoupled_weight_decay", decoupled)) != decoupled:
+        return "decoupled_weight_decay"
+    return next((name for name in _UNKNOWN if group.get(name)), None)
+
+
+def _not_as_it_was(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"the library steps this optimizer, and cannot with {what} as it is now: set it when the optimizer is made"
+    )
+
+
 def _pointer(tensor: Any) -> Any:
     return ctypes.cast(tensor.data_ptr(), _native.FloatPointer)
 
@@ -174,7 +197,9 @@ class Model:
         self._check_stepped()
         self._statistics, self._extra_tensors = tuple(statistics), tuple(extra_tensors)
         self._initialize()
-        #: the library averages and steps on the GPU
+        #: the library steps
+        self.native = False
+        #: it averages and steps on the GPU
         self.on_gpu = self._is_known_on_gpu()
         #: what the library averages
         self.live = [one.detach() for one in self.stepped] if self.on_gpu else live_of(self.stepped, link)
@@ -220,36 +245,52 @@ class Model:
         """The same for parameters and statistics on a GPU; elsewhere than on it, statistics are not averaged."""
         if self.sums is None or self.has_copies or self._reuse or self._statistics:
             return False
-        device = self.stepped[0].device
-
-        def is_there(tensor: Any) -> bool:
-            return _gpu.is_row(tensor) and tensor.device == device
-
         counters = [self.optimizer.state[one].get("step") for one in self.stepped]
         if any(isinstance(one, torch.Tensor) and one.device.type != "cpu" for one in counters):
             return False  # they are counted by the host
-        return _gpu.can_step_there(self.stepped, self._link) and self._is_known(is_there)
+        return _gpu.can_step_there(self.stepped, self._link) and self._is_known(self._is_row_there)
+
+    def _is_row_there(self, tensor: Any) -> bool:
+        return _gpu.is_row(tensor) and tensor.device == self.stepped[0].device
 
     def _is_known(self, is_in_place: Callable[[Any], bool]) -> bool:
         """Whether the library's steps are those of this optimizer, on its own tensors."""
-        kind = type(self.optimizer)
-        if kind not in _STATISTICS or not all(is_in_place(one) for one in self.stepped):
+        settings = [value for group in self.optimizer.param_groups for name, value in group.items() if name != "params"]
+        if type(self.optimizer) not in _STATISTICS or any(isinstance(value, torch.Tensor) for value in settings):
             return False
-        hooks = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        if any(getattr(self.optimizer, name, None) for name in hooks):
-            return False
-        for group in self.optimizer.param_groups:
-            if any(group.get(name) for name in _UNKNOWN):
-                return False
-            if any(isinstance(value, torch.Tensor) for name, value in group.items() if name != "params"):
-                return False
-            if group.get("decoupled_weight_decay") and kind is torch.optim.Adam:
-                return False
-        return all(
-            not isinstance(value, torch.Tensor) or name == "step" or is_in_place(value)
-            for one in self.stepped
-            for name, value in self.optimizer.state[one].items()
-        )
+        return self._ruled_out(is_in_place) is None
+
+    def _ruled_out(self, is_in_place: Callable[[Any], bool]) -> Optional[str]:
+        """Returns what keeps the library from stepping an optimizer whose class it knows; None where nothing does."""
+        kind, groups = type(self.optimizer), self.optimizer.param_groups
+        if any(self.hooks()):
+            return "the list of its hooks"
+        stepped = [(one, group) for group in groups for one in group["params"]]
+        if [id(one) for one, _ in stepped] != [id(one) for one in self.stepped]:
+            return "its list of parameters"
+        for at, (one, group) in enumerate(stepped):
+            if (setting := _unknown_setting(kind, group)) is not None:
+                return f"the setting {setting}"
+            if not is_in_place(one):
+                return f"parameter {at}"
+            state = self.optimizer.state[one]
+            for name in _kept_by(kind, group):
+                if not isinstance(state.get(name), torch.Tensor):
+                    return f"{name} of parameter {at}"
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and not self._has_place(name, value, one, is_in_place):
+                    return f"{name} of parameter {at}"
+        return None
+
+    def _has_place(self, name: str, value: Any, parameter: Any, is_in_place: Callable[[Any], bool]) -> bool:
+        """Tells whether the library finds a tensor of a parameter's state where it looks for it."""
+        if name == "step":  # _set_counters() puts it there
+            return value.numel() == 1 and (is_plain(value) or not self.native)
+        return is_in_place(value) and (value.shape == parameter.shape or name not in _STATISTICS[type(self.optimizer)])
+
+    def hooks(self) -> List[Any]:
+        """Returns the keys of what the optimizer calls before its steps, and after them."""
+        return [tuple(getattr(self.optimizer, name, None) or ()) for name in _HOOKS]
 
     def _set_counters(self) -> None:
         """Has the numbers of steps where the library counts them, as float32 in host memory. Torch makes them of its
@@ -374,30 +415,35 @@ class Model:
         return (ctypes.c_char_p * max(len(names), 1))(*[name.encode() for name in names])
 
     def native_steps(self) -> Tuple[Optional[bytes], Any]:
-        """The settings of the library's steps, and the memory of their statistics."""
+        """The settings of the library's steps, and the memory of their statistics. RuntimeError where the optimizer has
+        come to be one that the library cannot step."""
         if not self.native:
             return None, None
+        ruled_out = self._ruled_out(self._is_row_there if self.on_gpu else is_plain)
+        if ruled_out is not None:
+            raise _not_as_it_was(ruled_out)
         kind = type(self.optimizer)
-        groups = []
+        groups: List[Dict[str, Any]] = []
+        pointers = (_native.FloatPointer * (_KEPT * len(self.stepped)))()
+        begins = itertools.count(0, _KEPT)
         for group in self.optimizer.param_groups:
             settings = {name: value for name, value in group.items() if name in _SETTINGS}
             groups.append({"name": _NAMES[kind], "parameters": len(group["params"]), **settings})
-        pointers = (_native.FloatPointer * (_KEPT * len(self.stepped)))()
-        for at, one in enumerate(self.stepped):
-            state = self.optimizer.state[one]
-            kept = [state.get(name) for name in _STATISTICS[kind]]
-            # The library lists those that an optimizer with these settings has, without gaps.
-            present = [tensor for tensor in kept if isinstance(tensor, torch.Tensor)]
-            for slot, tensor in enumerate(present):
-                pointers[_KEPT * at + slot] = _pointer(tensor)
-            if isinstance(state.get("step"), torch.Tensor):
-                pointers[_KEPT * at + _KEPT - 1] = _pointer(state["step"])
+            kept = _kept_by(kind, group)
+            for one, begin in zip(group["params"], begins):
+                state = self.optimizer.state[one]
+                for slot, name in enumerate(kept):
+                    pointers[begin + slot] = _pointer(state[name])
+                if isinstance(state.get("step"), torch.Tensor):
+                    pointers[begin + _KEPT - 1] = _pointer(state["step"])
         return json.dumps(groups, allow_nan=False, default=plain).encode(), pointers
 
     def load(self, metadata: Any, tensors: Sequence[Any]) -> Optional[str]:
         """Takes over a state of hivemind's or of our own. Returns why not, where it does not fit; nothing has changed
         then. Settings stay, as schedules follow the epoch."""
-        leaves = [leaf for leaf in nested_flatten(self.optimizer.state_dict()) if isinstance(leaf, torch.Tensor)]
+        state = self.optimizer.state_dict()
+        leaves = [leaf for leaf in nested_flatten(state) if isinstance(leaf, torch.Tensor)]
+        counters = {id(kept["step"]) for kept in state["state"].values() if "step" in kept}
         own = [*self.live, *self.extras(), *leaves]
         if not isinstance(metadata, dict):
             return "its metadata is no map"
@@ -412,6 +458,8 @@ class Model:
             values = tensor_from_bytes(memory, given.dtype.decode(), shape, False)
             if values.is_floating_point() and not torch.isfinite(values).all():
                 return f"its tensor {at} has values that are not finite"
+            if id(tensor) in counters and not is_count(values):
+                return f"its tensor {at} is how often the optimizer has stepped, and has no such number"
             theirs.append(values)
         with torch.no_grad():
             for tensor, values in zip(own, theirs):
@@ -443,22 +491,48 @@ class Model:
         packed = nested_pack(leaves, state)
         for at, one in enumerate(self.stepped):
             kept, loaded = self.optimizer.state[one], packed.get(at, {})
-            kept.update(
-                {name: loaded[name] for name in kept if name in loaded and type(plain(kept[name])) in (int, float)}
-            )
+            for name in kept:
+                is_number = name in loaded and type(plain(kept[name])) in (int, float)
+                if is_number and (name != "step" or is_count(loaded[name])):
+                    kept[name] = loaded[name]
 
     def take_parameters(self, masters: Optional[Sequence[Any]]) -> None:
         """Has the library train on from the model's parameters, or from float32 copies of them."""
-        if masters is not None and len(masters) != len(self.live):
-            raise ValueError("the masters are of another model")
         with torch.no_grad():
             for at, live in enumerate(self.live):
                 source = self.parameters[at] if masters is None else masters[at]
                 if source.data_ptr() != live.data_ptr():
                     live.copy_(source)
 
+    def check_saved(self, state: Mapping[str, Any], masters: Optional[Sequence[Any]]) -> None:
+        """Raises ValueError where a saved state is of another model, and RuntimeError where the optimizer would be one
+        that the library cannot step."""
+        if masters is not None and [one.shape for one in masters] != [one.shape for one in self.live]:
+            raise ValueError("the masters are of another model")
+        kind, groups = type(self.optimizer), state.get("param_groups", ())
+        for group in groups if self.native else ():
+            # Whatever it loads, torch's AdamW sets this.
+            given = {**group, "decoupled_weight_decay": True} if kind is torch.optim.AdamW else group
+            if (setting := _unknown_setting(kind, given)) is not None:
+                raise _not_as_it_was(f"the setting {setting}")
+        saved = [state["state"].get(at, {}) for group in groups for at in group["params"]]
+        for at, (kept, one) in enumerate(zip(saved, self.stepped)):
+            own = self.optimizer.state[one]
+            places = {name: own[name] for name in self._statistics}
+            places.update({name: one for name in _STATISTICS.get(kind, ())})
+            for name, place in places.items():
+                shape = getattr(kept.get(name), "shape", place.shape)
+                if shape != place.shape:
+                    raise ValueError(
+                        f"the state is of another model: {name} of parameter {at} has the shape {tuple(shape)}, and "
+                        f"ours {tuple(place.shape)}"
+                    )
+            if "step" in kept and not is_count(kept["step"]):
+                raise ValueError(f"the state has no number of steps for parameter {at}, but {kept['step']}")
+
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Has the optimizer load its state_dict() into the tensors that it has: the library knows their memory."""
+        """Has the optimizer load its state_dict(), which check_saved() has looked at, into the tensors that it has: the
+        library knows their memory."""
         with torch.no_grad():
             self._publish_shared()
         self._published.clear()

@@ -9,6 +9,10 @@ import struct
 from typing import Any, Callable, Dict, List, Tuple, Type
 
 TUPLE = 0x40
+#: stands for what strangers have written and nobody can decode
+UNREADABLE: Any = object()
+_DEPTH = 64  # levels that a value may have, as in the library
+_DEPTH_OF_ANSWERS = 8  # levels that the library's answers have around values, at most
 
 _encoders: Dict[Type[Any], Tuple[int, Callable[[Any], bytes]]] = {}
 _decoders: Dict[int, Callable[[bytes], Any]] = {}
@@ -64,8 +68,8 @@ def _extension(out: List[bytes], code: int, data: bytes) -> None:
 
 
 def _put(out: List[bytes], value: Any, depth: int) -> None:
-    if depth > 64:
-        raise ValueError("a value that is nested more than 64 times")
+    if depth > _DEPTH:
+        raise ValueError(f"a value that is nested more than {_DEPTH} times")
     kind = type(value)
     if value is None:
         out.append(b"\xc0")
@@ -111,8 +115,8 @@ def dumps(value: Any) -> bytes:
 
 
 class _Reader:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, data: bytes, lenient: bool) -> None:
+        self.data, self.lenient = data, lenient
         self.at = 0
 
     def take(self, count: int) -> bytes:
@@ -137,26 +141,43 @@ class _Reader:
         result = {}
         for _ in range(count):
             key = self.value(depth)
-            if not isinstance(key, (str, bytes)):
+            if not isinstance(key, (str, bytes)) and key is not UNREADABLE:
                 raise ValueError("a map of msgpack whose key is neither text nor bytes")
             result[key] = self.value(depth)
         return result
 
-    def extension(self, size: int) -> Any:
+    def decoded(self, decode: Callable[[bytes], Any], data: bytes) -> Any:
+        try:
+            return decode(data)
+        except Exception as error:  # a decoder of the user's may raise anything
+            if self.lenient:
+                return UNREADABLE
+            raise ValueError(f"bytes of msgpack that do not decode: {error}") from error
+
+    def text(self, size: int) -> Any:
+        return self.decoded(bytes.decode, self.take(size))
+
+    def extension(self, size: int, depth: int) -> Any:
         code = self.number(">b", 1)
         data = self.take(size)
         if code in _decoders:
-            return _decoders[code](data)
+            return self.decoded(_decoders[code], data)
         if code == TUPLE:
-            items = loads(data)
+            items = _Reader(data, self.lenient).whole(depth)
             if not isinstance(items, list):
                 raise ValueError("a tuple of msgpack that is no array")
             return tuple(items)
         return data
 
-    def value(self, depth: int = 0) -> Any:
-        if depth > 64:
-            raise ValueError("a value that is nested more than 64 times")
+    def whole(self, depth: int) -> Any:
+        value = self.value(depth)
+        if self.at != len(self.data):
+            raise ValueError("bytes that follow a msgpack value")
+        return value
+
+    def value(self, depth: int) -> Any:
+        if depth > _DEPTH + _DEPTH_OF_ANSWERS:
+            raise ValueError(f"a value that is nested more than {_DEPTH} times")
         head = self.take(1)[0]
         if head < 0x80:
             return head
@@ -167,7 +188,7 @@ class _Reader:
         if head < 0xA0:
             return self.items(head & 0x0F, depth + 1)
         if head < 0xC0:
-            return self.take(head & 0x1F).decode()
+            return self.text(head & 0x1F)
         if head in _CONSTANTS:
             return _CONSTANTS[head]
         if head in _NUMBERS:
@@ -178,12 +199,12 @@ class _Reader:
             if kind == "bin":
                 return self.take(count)
             if kind == "str":
-                return self.take(count).decode()
+                return self.text(count)
             if kind == "array":
                 return self.items(count, depth + 1)
             if kind == "map":
                 return self.mapping(count, depth + 1)
-            return self.extension(count)
+            return self.extension(count, depth + 1)
         raise ValueError("a byte that msgpack does not use")
 
 
@@ -222,10 +243,19 @@ _SIZED = {
 }
 
 
-def loads(data: bytes) -> Any:
-    """Decodes exactly one value. ValueError for anything else."""
-    reader = _Reader(bytes(data))
-    value = reader.value()
-    if reader.at != len(reader.data):
-        raise ValueError("bytes that follow a msgpack value")
-    return value
+def loads(data: bytes, lenient: bool = False) -> Any:
+    """Decodes exactly one value. ValueError for anything else.
+
+    :param lenient: put UNREADABLE in the place of texts and extensions that do not decode: one stranger's value must
+        not spoil those of others
+    """
+    return _Reader(bytes(data), lenient).whole(0)
+
+
+def is_readable(value: Any) -> bool:
+    """Tells whether nothing in a value is UNREADABLE."""
+    if isinstance(value, dict):
+        return all(map(is_readable, value)) and all(map(is_readable, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_readable, value))
+    return value is not UNREADABLE

@@ -263,12 +263,18 @@ def check(code: int) -> None:
         raise error_of(code, lib.cohive_last_error().decode("utf-8", "replace"))
 
 
-def options_text(options: Mapping[str, Any]) -> bytes:
-    """Options as the library reads them. ValueError for a number that is none."""
+def options_text(options: Mapping[str, Any], endless: Sequence[str] = ()) -> bytes:
+    """Options as the library reads them. ValueError for a number that is none.
+
+    :param endless: names of seconds that may be infinite
+    """
+    given = dict(options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number, not {value}")
-    return json.dumps(options, allow_nan=False).encode()
+            if name not in endless or value != math.inf:
+                raise ValueError(f"{name} must be a finite number, not {value}")
+            given[name] = "inf"
+    return json.dumps(given, allow_nan=False).encode()
 
 
 def data(content: bytes) -> Any:

@@ -14,7 +14,7 @@ from ._ranks import make_ranks
 from ._torch import torch
 from .distributed import LocalOptimizer
 from .joining import addresses_for_others, join_line
-from .optim import steps_of
+from .optim import follow_epoch, steps_of
 from .optimizer import Optimizer
 
 logger = logging.getLogger("cohive.lightning")
@@ -38,10 +38,11 @@ class HiveMindScheduler:
 
     def step(self, epoch: Optional[int] = None) -> None:
         """Moves the schedule to the epoch of the run."""
-        while self.current_step < self.optimizer.local_epoch:
+        missing = self.optimizer.local_epoch - self.current_step
+        if missing > 0:
             self.scheduler.optimizer._opt_called = True
-            self.scheduler.step()
-            self.current_step += 1
+            follow_epoch(self.scheduler, steps_of(self.scheduler) - 1 + missing)
+            self.current_step += missing
         self._copy_rates()
 
     def _copy_rates(self) -> None:

@@ -11,7 +11,6 @@ import collections
 import concurrent.futures
 import contextlib
 import ctypes
-import json
 import logging
 import math
 import threading
@@ -287,7 +286,7 @@ class DecentralizedAverager:
         :param weight: of this peer, from 0 on
         :param timeout: seconds to find a group in
         :param require_trigger: wait for StepControl.allow_allreduce() (wait=False)
-        :param wait: return {PeerID: what it gave}; else a StepControl at once
+        :param wait: return {PeerID: what it gave, or None where nobody can read that}; else a StepControl at once
         :raises AllreduceException: no group, or none of its members could average
         """
         if self.mode == AveragingMode.AUX and weight is not None:
@@ -300,7 +299,7 @@ class DecentralizedAverager:
             raise ValueError(f"Expected a positive int/float, got {weight!r}")
         if wait and require_trigger:
             raise ValueError("Non-asynchronous step cannot wait for trigger (use wait=False)")
-        if scheduled_time >= deadline:
+        if not scheduled_time < deadline:  # NaN does not fit, either
             raise ValueError("Scheduled start time does not fit within timeout")
         if not self.is_alive():
             raise RuntimeError("this averager is not started, or was shut down")
@@ -331,7 +330,7 @@ class DecentralizedAverager:
                     self._handle,
                     _native.data(data),
                     len(data),
-                    json.dumps(options).encode(),
+                    _native.options_text(options),
                     ctypes.byref(round_),
                     ctypes.byref(ticket),
                 )
@@ -379,8 +378,8 @@ class DecentralizedAverager:
         failure = step._failure
         try:
             assert step._ticket is not None
-            told = _msgpack.loads(step._ticket.take())
-            outcome = {PeerID(peer): value for peer, value in told["gathered"]}
+            told = _msgpack.loads(step._ticket.take(), lenient=True)
+            outcome = {PeerID(peer): value if _msgpack.is_readable(value) else None for peer, value in told["gathered"]}
             if applies and failure is None and step._before is not None:
                 self._apply(step._before)
         except _native.CohiveError as error:
@@ -505,7 +504,8 @@ class DecentralizedAverager:
         if not self.is_alive():
             raise RuntimeError("this averager is not started, or was shut down")
         options = {} if timeout is None else {"timeout": timeout}
-        ticket = begun(partial(lib.cohive_averager_download, self._handle, json.dumps(options).encode()))
+        text = _native.options_text(options, endless=("timeout",))
+        ticket = begun(partial(lib.cohive_averager_download, self._handle, text))
         if not wait:
             return ticket.future(lambda _: self._loaded(_or_none(ticket.take), ticket), lambda _: b"")
         return self._loaded(_or_none(ticket.wait), ticket)
@@ -514,7 +514,10 @@ class DecentralizedAverager:
     def _loaded(told: Optional[bytes], ticket: Ticket) -> Optional[Tuple[Any, List[Any]]]:
         if told is None:
             return None
-        facts = _msgpack.loads(told)
+        facts = _msgpack.loads(told, lenient=True)
+        if not _msgpack.is_readable(facts["metadata"]):
+            logger.warning("the metadata of a peer's state do not decode: it is not taken over")
+            return None
         tensors = []
         for index in range(facts["tensors"]):
             found = _native.Tensor()

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import difflib
-import json
 import logging
 import math
 import os
@@ -117,17 +116,34 @@ def _options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: D
     return options
 
 
+def _found(answer: bytes) -> List[Optional[ValueWithExpiration[Any]]]:
+    """Returns the records of an answer to a search, in the order of its keys."""
+    return [_converted(parts) for parts in _msgpack.loads(answer, lenient=True)]
+
+
 def _converted(parts: Any) -> Optional[ValueWithExpiration[Any]]:
-    """A record, as the library tells of it."""
+    """A record, as the library tells of it. What strangers have written and nobody can read is left out."""
     if parts is None:
         return None
     if len(parts) == 2:
-        return ValueWithExpiration(parts[0], parts[1])
+        return ValueWithExpiration(parts[0], parts[1]) if _msgpack.is_readable(parts[0]) else None
     if len(parts) == 3:
-        return ValueWithExpiration(
-            {subkey: ValueWithExpiration(value, end) for subkey, value, end in parts[2]}, parts[1]
-        )
+        entries = {
+            subkey: ValueWithExpiration(value, end)
+            for subkey, value, end in parts[2]
+            if _is_key(subkey) and _msgpack.is_readable(value)
+        }
+        return ValueWithExpiration(entries, parts[1]) if entries else None
     raise _native.error_of(parts[3], parts[4])
+
+
+def _is_key(subkey: Any) -> bool:
+    """Tells whether a dict can have it as a key."""
+    try:
+        hash(subkey)
+    except TypeError:
+        return False
+    return _msgpack.is_readable(subkey)
 
 
 def _stored(outcome: Optional[List[Any]], alone: bool) -> bool:
@@ -372,8 +388,8 @@ class DHT:
         """
         ticket = self._begin_get([key], latest, **kwargs)
         if return_future:
-            return ticket.future(lambda found: _converted(_msgpack.loads(found)[0]))
-        return _converted(_msgpack.loads(ticket.wait())[0])
+            return ticket.future(lambda answer: _found(answer)[0])
+        return _found(ticket.wait())[0]
 
     def _begin_get(self, keys: List[DHTKey], latest: bool, timeout: Optional[float] = None, **unknown: Any) -> Ticket:
         handle, packed = self._open(), _msgpack.dumps(keys)
@@ -384,7 +400,7 @@ class DHT:
 
     def _get_many(self, keys: List[DHTKey], latest: bool, **kwargs: Any) -> Future:
         ticket = self._begin_get(keys, latest, **kwargs)
-        return ticket.future(lambda found: dict(zip(keys, map(_converted, _msgpack.loads(found)))))
+        return ticket.future(lambda answer: dict(zip(keys, _found(answer))))
 
     def store(
         self,
@@ -443,7 +459,7 @@ class DHT:
                 raise TypeError(f"unexpected keyword argument {name!r}")
         if timeout is not None:
             options["timeout"] = timeout
-        return json.dumps(options).encode()
+        return _native.options_text(options, endless=("timeout",))
 
     # ---- Validators
 

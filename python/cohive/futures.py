@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 from typing import Any, Callable, Generator, Optional, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,11 @@ class Future(concurrent.futures.Future):  # type: ignore[type-arg]
 
     def __reduce__(self) -> Any:
         raise TypeError("cohive.Future belongs to its process: send its result to another one")
+
+
+def seconds(timeout: Optional[float]) -> Optional[float]:
+    """Returns a timeout as Python's locks take it: they know no infinity."""
+    return None if timeout == math.inf else timeout
 
 
 def settle(future: "concurrent.futures.Future[Any]", make: Callable[[], Any]) -> None:

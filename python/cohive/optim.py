@@ -14,11 +14,18 @@ from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
 from .dht import DHT
+from .futures import seconds
 from .timed import DHTExpiration
 
 logger = logging.getLogger("cohive.averaging")
 
 GradientAveragerFactory = Callable[..., "GradientAverager"]
+
+#: bounds what peers claim, who may lie
+_MOST_EPOCHS = 2**48
+_MOST_STEPS = 1e15  # is kMostSteps of the library
+#: a schedule makes no more steps than these at once: some seconds
+_MOST_STEPS_AT_ONCE = 10**6
 
 
 # ---- Structures of optimizers, flat and back, in hivemind's order
@@ -135,12 +142,30 @@ def initialize_optimizer_state_(optimizer: Any, but: Iterable[Any] = ()) -> None
         parameter.grad = grad
 
 
+def is_epoch(value: Any) -> bool:
+    """Tells whether it may be the number of an epoch."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_EPOCHS
+
+
+def is_count(steps: Any) -> bool:
+    """Tells whether it may be how often an optimizer has stepped, in a tensor or not. Lossy codecs may have made the
+    number a little smaller."""
+    steps = plain(steps)
+    if isinstance(steps, torch.Tensor):
+        values = steps.double()
+        return bool(((values > -0.5) & (values <= _MOST_STEPS)).all())
+    return isinstance(steps, (int, float)) and -0.5 < steps <= _MOST_STEPS
+
+
 # ---- Schedules of epochs
 
 
 def follow_epoch(scheduler: Any, epoch: int) -> None:
-    """Steps a schedule until it is at the epoch. SequentialLR and ChainedScheduler do not count their steps: they get
-    the attribute by which torch's others do, which their state_dict() keeps."""
+    """Steps a schedule until it is at the epoch. Where that is further away than any run has come, as peers may lie, it
+    makes one step there. SequentialLR and ChainedScheduler do not count their steps: they get the attribute by which
+    torch's others do, which their state_dict() keeps."""
+    if epoch - steps_of(scheduler) >= _MOST_STEPS_AT_ONCE:
+        rewind(scheduler, epoch - 1)
     count = steps_of(scheduler)
     while count <= epoch:
         scheduler.step()
@@ -154,7 +179,7 @@ def steps_of(scheduler: Any) -> int:
 
 
 def rewind(scheduler: Any, epoch: int) -> None:
-    """Has a schedule, and those that it is made of, go on from an epoch that they have left. Rates stay as they are."""
+    """Has a schedule, and those that it is made of, go on from an epoch. Rates stay as they are."""
     scheduler.last_epoch, scheduler._step_count = epoch, epoch + 1
     parts = getattr(scheduler, "_schedulers", ())
     milestones = getattr(scheduler, "_milestones", None)
@@ -213,10 +238,22 @@ def load_optimizer_state(optimizer: Any, metadata: Sequence[Dict[str, Any]], ten
     """The reverse. ValueError for a state that is not one of this optimizer."""
     leaves = [tensors[leaf["index"]] if leaf.get("type") == "tensor" else leaf["value"] for leaf in metadata]
     own = optimizer.state_dict()
-    if len(leaves) != sum(1 for _ in nested_flatten(own)):
+    kept = list(nested_flatten(own))
+    if len(leaves) != len(kept) or not all(map(_replaces, leaves, kept)):
         raise ValueError("the state of another optimizer")
+    packed = nested_pack(leaves, own)
+    if not all(is_count(one["step"]) for one in packed["state"].values() if "step" in one):
+        raise ValueError("a number of steps that is none")
     with torch.no_grad():
-        optimizer.load_state_dict(nested_pack(leaves, own))
+        optimizer.load_state_dict(packed)
+
+
+def _replaces(given: Any, own: Any) -> bool:
+    """Tells whether a leaf of a state may take the place of ours: of a tensor one of its shape, a number where it has
+    one value, or None, as torch has it for a parameter that never had a gradient."""
+    if not isinstance(own, torch.Tensor) or given is None:
+        return True
+    return getattr(given, "shape", None) == own.shape or (own.numel() == 1 and isinstance(given, (int, float)))
 
 
 class GradientAverager(DecentralizedAverager):
@@ -343,7 +380,7 @@ class GradientAverager(DecentralizedAverager):
         if reset_accumulators:
             self.reset_accumulated_grads_()
         control.allow_allreduce()
-        return control.result(timeout) if wait else control
+        return control.result(seconds(timeout)) if wait else control
 
     def load_accumulators_into_averager_(self) -> None:
         """Puts the mean of what was accumulated where it will be averaged."""
@@ -517,6 +554,8 @@ class TrainingAverager(DecentralizedAverager):
         if loaded is None:
             return None
         metadata, tensors = loaded
+        if not isinstance(metadata, dict) or not is_epoch(metadata.get("step")):
+            raise ValueError("a peer shares a state that has no number of steps")
         local = [*self._parameters(), *self.extra_tensors]
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             raise ValueError("a peer shares the state of another model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import logging
@@ -23,9 +24,11 @@ from .optim import (
     dump_training_state,
     follow_epoch,
     gradients_are_finite,
+    is_epoch,
     makes_optimizer,
     number_of_samples,
     parameter_groups,
+    plain,
     rewind,
     samples_of,
     steps_of,
@@ -338,6 +341,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._run = Run(self._model)
         self.opt = self._model.optimizer
         self.scheduler = self._make_scheduler(scheduler, made=self.opt is not optimizer)
+        if self.scheduler is not None:
+            made: Dict[str, Any] = getattr(self.scheduler, "state_dict", dict)()
+            self._schedule_at_first = copy.deepcopy((steps_of(self.scheduler), made, self._scheduled()))
         if delay_optimizer_step and not self._model.native:
             logger.warning("%s is no optimizer that cohive knows the steps of: they are not delayed", _name(self.opt))
             delay_optimizer_step = delay_grad_averaging = False
@@ -510,8 +516,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._settings = self._fingerprint()
 
     def _fingerprint(self) -> List[Any]:
-        """What a user may have changed in the groups."""
-        return [[value for name, value in group.items() if name != "params"] for group in self.opt.param_groups]
+        """Returns what a user may have changed in the groups, and the hooks of the optimizer."""
+        groups = self.opt.param_groups
+        settings = [[plain(value) for name, value in group.items() if name != "params"] for group in groups]
+        return [settings, self._model.hooks()]
 
     def _take_over(self) -> None:
         """After the parameters, or the epoch, have changed."""
@@ -709,16 +717,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._take_over()
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Goes on from what state_dict() gave, here or in hivemind. The model's own parameters are loaded before."""
+        """Goes on from what state_dict() gave, here or in hivemind. The model's own parameters are loaded before.
+
+        :raises ValueError: a state of another model; nothing has changed then
+        """
         state = dict(state_dict)
         inner = dict(state.get("state", {}))
         epoch = state.pop("local_epoch", inner.pop("local_epoch", 0))
         masters = state.pop("masters", None)
-        if not isinstance(epoch, int) or epoch < 0:
+        if not is_epoch(epoch):
             raise ValueError("local_epoch is a number of epochs, from 0 on")
+        state["state"] = inner
+        self._model.check_saved(state, masters)
         self._run.call(lib.cohive_trainer_settle)
-        settings = [{name: group[name] for name in _SCHEDULED if name in group} for group in self.opt.param_groups]
-        self._model.load_optimizer({**state, "state": inner})
+        settings = self._scheduled()
+        self._model.load_optimizer(state)
         self._resume_schedule(settings, epoch)
         self._model.take_parameters(masters)
         self._model.forget_gradients()
@@ -732,10 +745,25 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self.scheduler is None:
             return
         if steps_of(self.scheduler) <= epoch + 1:
-            for group, kept in zip(self.opt.param_groups, settings):
-                group.update(kept)
+            self._set_scheduled(settings)
         else:
             rewind(self.scheduler, epoch)
+
+    def _restart_schedule(self, epoch: int) -> None:
+        """Has the schedule begin again, as it was made, where it is beyond an epoch: files have no rates."""
+        if self.scheduler is None or steps_of(self.scheduler) <= epoch + 1:
+            return
+        steps, state, settings = copy.deepcopy(self._schedule_at_first)
+        self.scheduler.load_state_dict(state)
+        self.scheduler._step_count = steps
+        self._set_scheduled(settings)
+
+    def _scheduled(self) -> List[Dict[str, Any]]:
+        return [{name: group[name] for name in _SCHEDULED if name in group} for group in self.opt.param_groups]
+
+    def _set_scheduled(self, settings: List[Dict[str, Any]]) -> None:
+        for group, kept in zip(self.opt.param_groups, settings):
+            group.update(kept)
 
     def save_checkpoint(self, path: str) -> None:
         """Writes the state as a safetensors file: its tensors alone. Where the optimizer keeps plain numbers beside
@@ -748,6 +776,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Goes on from such a file; returns its epoch."""
         epoch = ctypes.c_uint64()
         self._run.call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
+        self._restart_schedule(epoch.value)
         self._take_over()
         return epoch.value
 

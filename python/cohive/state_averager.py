@@ -13,10 +13,12 @@ from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
 from .compression import CompressionInfo, TensorRole
 from .dht import DHT
+from .futures import seconds
 from .optim import (
     dump_training_state,
     follow_epoch,
     initialize_optimizer_state_,
+    is_epoch,
     load_optimizer_state,
     nested_flatten,
     parameter_groups,
@@ -288,7 +290,7 @@ class TrainingStateAverager(DecentralizedAverager):
     def _wait_for_updates(self, timeout: Optional[float]) -> None:
         for update in list(self.pending_updates):
             try:
-                update.result(timeout)
+                update.result(seconds(timeout))
             except Exception:
                 update.cancel()
                 logger.log(self.status_loglevel, "a background update failed", exc_info=True)
@@ -372,13 +374,12 @@ class TrainingStateAverager(DecentralizedAverager):
             gathered: Dict[Any, Any] = {}
             try:
                 control.allow_allreduce()
-                gathered = control.result(timeout)
+                gathered = control.result(seconds(timeout))
                 logger.log(self.status_loglevel, "averaged the training state with %d peers", len(gathered))
             except Exception as error:
                 logger.log(self.status_loglevel, "averaging the training state failed: %s", error)
         if self.sync_epoch_when_averaging:
-            epochs = [epoch for epoch in gathered.values() if isinstance(epoch, int)]
-            self.local_epoch = max([self.local_epoch, *epochs])
+            self.local_epoch = max([self.local_epoch, *filter(is_epoch, gathered.values())])
             self._update_scheduler()
 
     def _load_local_grads_into_optimizer_(self) -> None:
@@ -443,8 +444,8 @@ class TrainingStateAverager(DecentralizedAverager):
         if loaded is None:
             return None
         metadata, tensors = loaded
-        epoch = metadata.get("epoch") if isinstance(metadata, dict) else None
-        if not isinstance(epoch, int) or epoch < self.local_epoch:
+        epoch: Any = metadata.get("epoch") if isinstance(metadata, dict) else None
+        if not is_epoch(epoch) or epoch < self.local_epoch:
             logger.warning("Cowardly refusing to load state from peer: peer's epoch is behind our local epoch")
             return None
         local = [*self._opt_parameters(), *self.extra_tensors]
@@ -454,7 +455,7 @@ class TrainingStateAverager(DecentralizedAverager):
         with torch.no_grad(), self.lock_optimizer, self.lock_averaged_tensors:
             try:
                 load_optimizer_state(self.optimizer, metadata["optimizer_metadata"], tensors[len(local) :])
-            except (ValueError, KeyError, IndexError, TypeError) as error:
+            except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 logger.error("a peer's state of the optimizer does not fit: %s", error)
                 return None
             for tensor, downloaded in zip(local, tensors):

@@ -3,11 +3,13 @@
 import concurrent.futures
 import functools
 import gc
+import math
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -29,6 +31,7 @@ from cohive import (  # noqa: E402
     TrainingStateAverager,
     Uniform8BitQuantization,
     _events,
+    _msgpack,
     get_dht_time,
 )
 
@@ -82,6 +85,40 @@ def test_tensors_of_any_floating_type_are_averaged_in_place(averagers):
                 assert tensor.dtype == kind and torch.equal(tensor, torch.full((3, 2), 2.0, dtype=kind))
             assert torch.allclose(averaged[4], expected)
     assert tensors[0][0] is first._averaged_tensors[0]
+
+
+class Odd:
+    """What its writer can encode, and nobody else decode."""
+
+
+@pytest.fixture
+def odd(monkeypatch):
+    monkeypatch.setitem(_msgpack._encoders, Odd, (0x51, lambda value: b"odd"))
+    monkeypatch.setitem(_msgpack._decoders, 0x51, lambda data: 1 / 0)
+    return Odd()
+
+
+def test_what_a_member_gives_and_nobody_can_read_costs_no_round(averagers, odd):
+    first, second = averagers([torch.zeros(4)], [torch.ones(4)])
+    gathered = together(lambda: first.step(gather=1), lambda: second.step(gather=[odd]))
+    assert gathered[0] == gathered[1] == {first.peer_id: 1, second.peer_id: None}
+    for one in (first, second):
+        with one.get_tensors() as tensors:
+            assert torch.equal(tensors[0], torch.full((4,), 0.5))
+
+
+def test_a_state_that_nobody_can_read_is_no_state(swarm, odd, caplog):
+    class Shares(DecentralizedAverager):
+        def get_current_state(self):
+            return {"odd": odd}, [torch.zeros(3)]
+
+    first, second = (Shares([torch.zeros(3)], dht, **QUICK) for dht in swarm(2))
+    limit, told = time.monotonic() + 20, "do not decode"
+    while told not in caplog.text and time.monotonic() < limit:
+        assert second.load_state_from_peers(timeout=math.inf) is None
+    assert told in caplog.text
+    for one in (first, second):
+        one.shutdown()
 
 
 def test_weights_alpha_and_changes_meanwhile(averagers):
@@ -295,7 +332,8 @@ def test_tensors_and_steps_that_cannot_be_meant(averagers, swarm):
     with pytest.raises(TypeError, match="cohive.DHT"):
         DecentralizedAverager([torch.zeros(3)], object(), **QUICK)
     alone = DecentralizedAverager([torch.zeros(3)], dht, **QUICK)
-    for wrong in (dict(weight=-1), dict(weight=float("nan")), dict(scheduled_time=get_dht_time() + 9, timeout=5)):
+    times = (dict(scheduled_time=get_dht_time() + 9, timeout=5), dict(timeout=math.nan), dict(scheduled_time=math.nan))
+    for wrong in (dict(weight=-1), dict(weight=math.nan), *times):
         with pytest.raises(ValueError):
             alone.step(**wrong)
     with pytest.raises(ValueError):
@@ -314,7 +352,7 @@ def test_gradients_weigh_by_their_samples(swarm):
             model(torch.full((1, 2), float(samples))).sum().backward()
             averager.accumulate_grads_(batch_size=samples)
         assert averager.local_samples_accumulated == 2 * samples and averager.local_times_accumulated == 2
-    together(*(averager.step for averager in averagers))
+    together(*(functools.partial(averager.step, timeout=math.inf) for averager in averagers))
     for model, averager in zip(models, averagers):
         own = model.weight.grad
         with averager.use_averaged_gradients():
@@ -487,6 +525,66 @@ def test_a_state_averager_follows_schedules_that_are_made_of_others(state_averag
     averager.step(increment_epoch=True)
     averager.step(increment_epoch=True)
     assert averager.optimizer.param_groups[0]["lr"] == pytest.approx(0.25)
+
+
+NO_EPOCHS = [2**62, 2**48 + 1, -1, True, 7.0, "7", None]
+
+
+@pytest.mark.parametrize("claimed", NO_EPOCHS)
+def test_an_epoch_that_none_can_be_is_not_taken_over(state_averager, monkeypatch, claimed):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    schedule = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
+    averager = state_averager(
+        [weight],
+        optimizer=functools.partial(torch.optim.SGD, lr=1.0),
+        scheduler=schedule,
+        sync_epoch_when_averaging=True,
+    )
+    gathered = {"a stranger": claimed, "a peer": 3}
+    control = types.SimpleNamespace(allow_allreduce=lambda: None, result=lambda timeout: gathered)
+    averager._run_round(control, None)
+    assert averager.local_epoch == 3 and averager.optimizer.param_groups[0]["lr"] == 0.5**3
+    metadata, tensors, _ = averager.get_current_state()
+    told = (dict(metadata, epoch=claimed), [torch.full_like(one, 9.0) for one in tensors])
+    monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, timeout: told)
+    assert averager.load_state_from_peers() is None
+    assert averager.local_epoch == 3 and torch.equal(weight, torch.zeros(2))
+
+
+OTHER_STATES = {
+    "a statistic of another shape": lambda at, one: torch.zeros(3) if at == 1 else one,
+    "a negative number of steps": lambda at, one: torch.full_like(one, -1.0) if one.dim() == 0 else one,
+    "too many steps": lambda at, one: torch.full_like(one, 2e15) if one.dim() == 0 else one,
+}
+
+
+@pytest.mark.parametrize("case", OTHER_STATES)
+def test_a_state_of_another_optimizer_is_not_taken_over(state_averager, monkeypatch, case):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=functools.partial(torch.optim.Adam, lr=1.0))
+    metadata, tensors, _ = averager.get_current_state()
+    other = [OTHER_STATES[case](at, one) for at, one in enumerate([torch.ones(2), *tensors[1:]])]
+    monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, timeout: (metadata, other))
+    assert averager.load_state_from_peers() is None and torch.equal(weight, torch.zeros(2))
+    assert averager.optimizer.state[weight]["step"] == 1 and averager.optimizer.state[weight]["exp_avg"].shape == (2,)
+    monkeypatch.setattr(
+        DecentralizedAverager, "load_state_from_peers", lambda self, timeout: (metadata, [torch.ones(2), *tensors[1:]])
+    )
+    assert averager.load_state_from_peers() is not None and torch.equal(weight, torch.ones(2))
+
+
+def test_a_training_averager_takes_no_state_without_a_number_of_steps(swarm, monkeypatch):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    options = dict(average_parameters=True, average_gradients=False, **QUICK)
+    averager = TrainingAverager(torch.optim.Adam([weight]), dht=swarm(1)[0], **options)
+    metadata, tensors, _ = averager.get_current_state()
+    for told in (None, {}, *(dict(metadata, step=claimed) for claimed in NO_EPOCHS)):
+        state = (told, [torch.full_like(one, 9.0) for one in tensors])
+        monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, timeout, state=state: state)
+        with pytest.raises(ValueError, match="no number of steps"):
+            averager.load_state_from_peers()
+    assert averager.local_step == 0 and torch.equal(weight, torch.zeros(2))
+    averager.shutdown()
 
 
 def test_compressions_choose_by_size():

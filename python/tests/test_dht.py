@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import logging
+import math
 import os
 import pickle
 import signal
@@ -58,6 +59,68 @@ def test_subkeys_make_a_dictionary(swarm):
     }
     assert found.expiration_time == max(ends)
     assert found.value["a"].value == "of a" and found.value["a"][1] == ends[0]
+
+
+def test_a_value_may_be_as_deep_as_the_library_has_it(swarm):
+    first, second = swarm(2)
+    deep = []
+    for _ in range(61):
+        deep = [deep]
+    assert first.store("dict", "good", soon(), subkey="good") and first.store("dict", deep, soon(), subkey="deep")
+    found = second.get("dict", latest=True).value
+    assert {subkey: entry.value for subkey, entry in found.items()} == {"good": "good", "deep": deep}
+
+
+class Odd:
+    """What its writer can encode, and nobody else decode."""
+
+
+@pytest.fixture
+def odd(monkeypatch):
+    def refuse(data):
+        raise ZeroDivisionError("a decoder of the user's")
+
+    monkeypatch.setitem(cohive._msgpack._encoders, Odd, (0x51, lambda value: b"odd"))
+    monkeypatch.setitem(cohive._msgpack._decoders, 0x51, refuse)
+    return Odd()
+
+
+def test_what_nobody_can_read_is_left_out(swarm, odd):
+    first, second = swarm(2)
+    end = soon()
+    for subkey, value in (("good", 1), ("odd", odd), ("in a list", [odd])):
+        assert first.store("dict", value, end, subkey=subkey)
+    assert second.get("dict", latest=True) == ({"good": (1, end)}, end)
+    assert first.store("odd", (1, odd), end) and first.store("only", odd, end, subkey="odd")
+
+    async def many(dht, node):
+        return await node.get_many(["odd", "dict", "only"], latest=True)
+
+    assert second.get("odd", latest=True) is None and second.get("only", latest=True) is None
+    assert second.run_coroutine(many) == {"odd": None, "dict": ({"good": (1, end)}, end), "only": None}
+
+
+@pytest.mark.parametrize(
+    "entry", [b"\xa1\xff\x01\x02", b"\xa3odd\xa1\xff\x02", b"\x91\x01\x01\x02", b"\xc7\x03\x40\x91\x91\x01\x01\x02"]
+)
+def test_answers_with_text_or_subkeys_that_are_none(entry):
+    """They are [[None, expiration, entries]], of [subkey, value, expiration]."""
+    answer = b"\x92\x93\xc0\x05\x92\x93\xa4good\x01\x05\x93" + entry + b"\x92\x07\x05"
+    assert cohive.dht._found(answer) == [({"good": (1, 5)}, 5), (7, 5)]
+
+
+def test_a_search_may_have_no_limit(swarm):
+    first, second = swarm(2)
+    assert first.store("key", 1, soon(), timeout=math.inf)
+    assert second.get("key", timeout=math.inf).value == 1
+    for timeout in (math.nan, -math.inf):
+        with pytest.raises(ValueError, match="timeout must be a finite number"):
+            second.get("key", timeout=timeout)
+    alone = DHT(start=False)
+    alone.run_in_background(timeout=math.inf)
+    alone.shutdown_timeout = math.inf
+    alone.shutdown()
+    alone.join(math.inf)
 
 
 def test_an_older_record_is_refused(swarm):

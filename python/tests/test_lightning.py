@@ -4,6 +4,8 @@ import importlib
 import os
 import subprocess
 import sys
+import time
+import types
 
 import pytest
 
@@ -304,3 +306,18 @@ def test_the_line_that_is_printed_makes_two_peers_of_two_processes(lightning):
         for process in (first, second):
             if process is not None:
                 process.kill()
+
+
+def test_a_schedule_of_lightning_is_at_once_in_an_epoch_that_no_run_has_come_to():
+    from cohive._strategy import HiveMindScheduler
+
+    made = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    run = types.SimpleNamespace(local_epoch=2, param_groups=made.param_groups)
+    schedule = HiveMindScheduler(run, torch.optim.lr_scheduler.ExponentialLR(made, 0.5))
+    schedule.step()
+    schedule.step()
+    assert made.param_groups[0]["lr"] == 0.25 and schedule.current_step == 2
+    run.local_epoch = 2**47
+    begin = time.monotonic()
+    schedule.step()
+    assert time.monotonic() - begin < 5 and schedule.current_step == 2**47

@@ -1,6 +1,7 @@
 """The prototypes that ctypes has, and those of cohive.h."""
 
 import ctypes
+import json
 import pathlib
 import re
 
@@ -91,3 +92,11 @@ def test_another_library_is_refused(run_python):
     result = run_python("import os; os.environ['COHIVE_LIBRARY'] = 'libc.so.6'; import cohive; cohive.DHT(start=True)")
     assert result.returncode == 1
     assert "it is not the library of cohive" in result.stderr.splitlines()[-1]
+
+
+def test_numbers_of_options_are_finite_but_for_seconds_without_a_limit():
+    given = dict(timeout=float("inf"), weight=1.5)
+    assert json.loads(_native.options_text(given, endless=("timeout",))) == dict(timeout="inf", weight=1.5)
+    for wrong in (given, dict(timeout=float("nan")), dict(timeout=float("-inf"))):
+        with pytest.raises(ValueError, match="timeout must be a finite number, not"):
+            _native.options_text(wrong, endless=() if wrong is given else ("timeout",))

@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import logging
+import re
 import signal
 import sys
 import threading
@@ -407,6 +408,210 @@ def test_a_state_that_lacks_a_parameter_begins_it_with_zeros(trainer, kind):
         assert torch.allclose(one, model, atol=1e-6)
 
 
+def of_sizes(*sizes, dtype=torch.float32):
+    return [torch.nn.Parameter(torch.full((size,), 0.5, dtype=dtype, device=DEVICE)) for size in sizes]
+
+
+def stepped(optimizer):
+    """An optimizer of torch, after a step by gradients of ones."""
+    for group in optimizer.param_groups:
+        for one in group["params"]:
+            one.grad = torch.ones_like(one)
+    optimizer.step()
+    return optimizer
+
+
+def unchanged(optimizer, weights, before):
+    """Whether a model of halves, and its optimizer, are as they were."""
+    now = optimizer.state_dict()
+    same = [
+        torch.equal(torch.as_tensor(now["state"][at][name]), torch.as_tensor(value))
+        for at, kept in before["state"].items()
+        for name, value in kept.items()
+    ]
+    return (
+        all(same)
+        and now["param_groups"] == before["param_groups"]
+        and all(torch.equal(one, torch.full_like(one, 0.5)) for one in weights)
+    )
+
+
+@pytest.mark.parametrize("kind", ["momentum", "amsgrad", "adamw", "rmsprop", "adagrad"])
+def test_a_state_of_another_shape_is_refused(trainer, kind):
+    weights = of_sizes(4, 4096)
+    optimizer = trainer(params=weights, optimizer=KINDS[kind])
+    before = copy.deepcopy(optimizer.state_dict())
+    other = stepped(KINDS[kind](of_sizes(4096, 4)))
+    with pytest.raises(ValueError, match=r"of parameter 0 has the shape \(4096,\), and ours \(4,\)"):
+        optimizer.load_state_dict(other.state_dict())
+    assert unchanged(optimizer, weights, before)
+
+
+def test_a_statistic_of_another_shape_that_settings_bring_is_refused(trainer):
+    weights = of_sizes(4)
+    optimizer = trainer(params=weights, optimizer=SGD)
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="momentum_buffer of parameter 0"):
+        optimizer.load_state_dict(stepped(KINDS["momentum"](of_sizes(3))).state_dict())
+    assert unchanged(optimizer, weights, before)
+
+
+def test_averaged_statistics_of_another_shape_are_refused(trainer):
+    weights = of_sizes(4)
+    optimizer = trainer(params=weights, optimizer=KINDS["adamax"], average_opt_statistics=("exp_avg",))
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="exp_avg of parameter 0"):
+        optimizer.load_state_dict(stepped(KINDS["adamax"](of_sizes(1))).state_dict())
+    assert unchanged(optimizer, weights, before)
+
+
+def test_copies_of_parameters_of_another_shape_are_refused(trainer):
+    weights = of_sizes(4, dtype=torch.bfloat16)
+    optimizer = trainer(params=weights, optimizer=KINDS["adam"])
+    before = copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="masters are of another model"):
+        optimizer.load_state_dict({**copy.deepcopy(before), "masters": [torch.zeros(1)]})
+    assert unchanged(optimizer, weights, before)
+
+
+def test_an_optimizer_whose_statistics_have_another_shape_steps_by_itself(trainer):
+    used = stepped(KINDS["adam"]([model_of()]))
+    statistics_of(used)["exp_avg"] = torch.zeros(3, device=DEVICE)
+    optimizer = trainer(optimizer=used)
+    loss_of(used.param_groups[0]["params"][0], 16).backward()
+    with pytest.raises(RuntimeError, match="size"):
+        optimizer.step(batch_size=16)
+
+
+NO_COUNTS = [-1.0, 2e15, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("steps", NO_COUNTS)
+@pytest.mark.parametrize("kind", ["adam", "a class of the user's"])
+def test_a_number_of_steps_that_is_none_is_refused(trainer, kind, steps):
+    """Of a donor, or a file, which the library hands over; and of the user."""
+    weight = of_sizes(6)
+    optimizer = trainer(params=weight, optimizer=KINDS[kind])
+    before = copy.deepcopy(optimizer.state_dict())
+    metadata, tensors, _ = optimizer._current_state()
+    tensors = [torch.full_like(one, steps if one.dim() == 0 else 9.0, device="cpu") for one in tensors]
+    given = [cohive._model._described(one, "NONE") for one in tensors]
+    assert re.search("how often|not finite", optimizer._model.load(metadata, [one.tensor for one in given]))
+    state = copy.deepcopy(before)
+    state["state"][0]["step"].fill_(steps)
+    with pytest.raises(ValueError, match="no number of steps for parameter 0"):
+        optimizer.load_state_dict(state)
+    assert unchanged(optimizer, weight, before)
+
+
+REFUSED_LATER = {
+    "maximize": (dict(maximize=True), "adam", "the setting maximize"),
+    "differentiable": (dict(differentiable=True), "momentum", "the setting differentiable"),
+    "Adam as AdamW": (dict(decoupled_weight_decay=True), "adam", "the setting decoupled_weight_decay"),
+    "AdamW as Adam": (dict(decoupled_weight_decay=False), "adamw", "the setting decoupled_weight_decay"),
+    "momentum that has begun without": (dict(momentum=0.9), "sgd", "momentum_buffer of parameter 0"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_LATER)
+def test_a_setting_that_the_librarys_steps_do_not_have_is_refused_later(trainer, case):
+    change, kind, sentence = REFUSED_LATER[case]
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS[kind])
+    loss_of(weight, 16).backward()
+    before = {name: optimizer.param_groups[0].get(name) for name in change}
+    optimizer.param_groups[0].update(change)
+    with pytest.raises(RuntimeError, match=f"{sentence} as it is now: set it when the optimizer is made"):
+        optimizer.step(batch_size=16)
+    assert torch.equal(weight, model_of()) and optimizer.local_epoch == 0
+    optimizer.param_groups[0].update(before)
+    optimizer.step(batch_size=16)
+    assert optimizer.local_epoch == 1 and not torch.equal(weight, model_of())
+
+
+def test_a_state_with_such_a_setting_changes_nothing(trainer):
+    weights = of_sizes(4)
+    optimizer = trainer(params=weights, optimizer=KINDS["adam"])
+    before = copy.deepcopy(optimizer.state_dict())
+    other = stepped(torch.optim.Adam(of_sizes(4), lr=0.3, maximize=True)).state_dict()
+    with pytest.raises(RuntimeError, match="the setting maximize as it is now: set it when the optimizer is made"):
+        optimizer.load_state_dict(other)
+    assert unchanged(optimizer, weights, before)
+
+
+@pytest.mark.parametrize("kind, makes", [(torch.optim.Adam, torch.optim.AdamW), (torch.optim.AdamW, torch.optim.Adam)])
+def test_a_state_of_adam_is_one_for_adamw(trainer, kind, makes):
+    optimizer = trainer(params=of_sizes(4), optimizer=functools.partial(kind, lr=0.1))
+    other = stepped(makes(of_sizes(4), lr=0.3)).state_dict()
+    if kind is torch.optim.Adam and "decoupled_weight_decay" in other["param_groups"][0]:
+        with pytest.raises(RuntimeError, match="the setting decoupled_weight_decay"):
+            optimizer.load_state_dict(other)
+    else:
+        optimizer.load_state_dict(other)
+        assert statistics_of(optimizer)["step"] == 1 and optimizer.param_groups[0]["lr"] == 0.3
+
+
+@pytest.mark.parametrize("kind", ["adam", "a class of the user's"])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_hook_that_comes_later_is_called_or_refused(trainer, kind, when):
+    weight, called = model_of(), []
+    optimizer = trainer(params=[weight], optimizer=KINDS[kind])
+    hook = getattr(optimizer.opt, f"register_step_{when}_hook")(lambda *_: called.append(when))
+    loss_of(weight, 16).backward()
+    if kind == "adam":
+        with pytest.raises(RuntimeError, match="the list of its hooks as it is now: set it when the optimizer is made"):
+            optimizer.step(batch_size=16)
+        hook.remove()
+    optimizer.step(batch_size=16)
+    assert optimizer.local_epoch == 1 and called == ([] if kind == "adam" else [when])
+
+
+def test_a_statistic_that_is_replaced_by_one_of_another_shape_is_refused(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"])
+    for name, value in (
+        ("exp_avg", torch.zeros(3)),
+        ("step", torch.zeros(0)),
+        ("step", torch.zeros((), dtype=torch.int64)),
+    ):
+        before = statistics_of(optimizer.opt)[name]
+        statistics_of(optimizer.opt)[name] = value
+        with pytest.raises(RuntimeError, match=f"{name} of parameter 0 as it is now"):
+            optimizer._describe()
+        statistics_of(optimizer.opt)[name] = before
+    optimizer._describe()
+
+
+ENDS_A_STATISTIC = {
+    "momentum of RMSprop": (functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True), dict(momentum=0)),
+    "centering of RMSprop": (functools.partial(torch.optim.RMSprop, momentum=0.9, centered=True), dict(centered=False)),
+    "momentum of SGD": (functools.partial(torch.optim.SGD, momentum=0.9), dict(momentum=0)),
+    "amsgrad of Adam": (functools.partial(torch.optim.Adam, amsgrad=True), dict(amsgrad=False)),
+}
+
+
+@pytest.mark.parametrize("case", ENDS_A_STATISTIC)
+def test_a_setting_may_end_the_use_of_a_statistic(trainer, case):
+    kind, change = ENDS_A_STATISTIC[case]
+    make = functools.partial(kind, lr=0.01)
+    weights = [model_of(), model_of()]
+    optimizer, other = trainer(params=weights[:1], optimizer=make), make(weights[1:])
+    weights[1].grad = torch.zeros_like(weights[1])
+    other.step()  # makes its tensors, as the other one has
+    for epoch in range(5):
+        if epoch == 2:
+            optimizer.param_groups[0].update(change)
+            other.param_groups[0].update(change)
+        for one, weight, told in ((optimizer, weights[0], dict(batch_size=16)), (other, weights[1], {})):
+            one.zero_grad()
+            loss_of(weight, 16).backward()
+            one.step(**told)
+    assert optimizer.local_epoch == 5 and torch.allclose(*weights, rtol=1e-4, atol=1e-5)
+    ours, theirs = statistics_of(optimizer.opt), statistics_of(other)
+    for name, value in theirs.items():
+        assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-5), name
+
+
 def sequential(optimizer):
     parts = [lambda epoch: 0.5**epoch, lambda epoch: 0.5 ** (epoch + 2)]
     parts = [torch.optim.lr_scheduler.LambdaLR(optimizer, one) for one in parts]
@@ -418,16 +623,17 @@ def chained(optimizer):
     return torch.optim.lr_scheduler.ChainedScheduler(parts)
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        sequential,
-        chained,
-        functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
-        functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch),
-        functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[1, 2, 3, 4, 5], gamma=0.5),
-    ],
-)
+#: that halve the rate in each epoch
+SCHEDULES = [
+    sequential,
+    chained,
+    functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+    functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch),
+    functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=[1, 2, 3, 4, 5], gamma=0.5),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_schedule_goes_on_from_a_saved_state(trainer, schedule):
     weights = [model_of(), model_of()]
     saved, again = (trainer(params=[one], optimizer=KINDS["adam"], scheduler=schedule) for one in weights)
@@ -445,6 +651,38 @@ def test_a_schedule_goes_on_from_a_saved_state(trainer, schedule):
     assert again.scheduler.last_epoch == 3 and again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
     again.scheduler.step()
     assert again.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_goes_back_to_the_epoch_of_a_file(trainer, schedule, tmp_path):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"], scheduler=schedule)
+    train_alone(optimizer, weight, epochs=1)
+    optimizer.save_checkpoint(tmp_path / "state.safetensors")
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5)
+    for epoch in (2, 3, 4):
+        loss_of(weight, 16).backward()
+        optimizer.step(batch_size=16)
+        assert optimizer.local_epoch == epoch
+    for _ in range(2):
+        assert optimizer.load_checkpoint(tmp_path / "state.safetensors") == 1
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5)
+        for epoch in (2, 3):
+            loss_of(weight, 16).backward()
+            optimizer.step(batch_size=16)
+            assert optimizer.local_epoch == epoch
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**epoch)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_is_at_once_in_an_epoch_that_no_run_has_come_to(schedule):
+    optimizer = SGD([model_of()])
+    scheduler, begin = schedule(optimizer), time.monotonic()
+    optimizer.step()
+    for epoch in (2**47, 2**47 + 1):
+        cohive.optim.follow_epoch(scheduler, epoch)
+        assert scheduler._step_count == epoch + 1
+    assert time.monotonic() - begin < 5 and 0 <= optimizer.param_groups[0]["lr"] <= 0.1
 
 
 # ---- With a peer
@@ -579,11 +817,17 @@ def test_who_shares_no_state_is_asked_for_none(swarm, caplog):
 class Counting(torch.optim.SGD):
     """One that keeps a number of Python beside its tensors, as Adafactor of transformers does."""
 
+    number = "taken"
+
     def step(self, closure=None):
         loss = super().step(closure)
         for one in self.param_groups[0]["params"]:
-            self.state[one]["taken"] = self.state[one].get("taken", 0) + 1
+            self.state[one][self.number] = self.state[one].get(self.number, 0) + 1
         return loss
+
+
+class CountingSteps(Counting):
+    number = "step"
 
 
 def test_a_newcomer_takes_the_numbers_that_an_optimizer_keeps(swarm):
@@ -616,6 +860,14 @@ def test_numbers_of_another_state_are_not_taken(trainer):
     for value, told in ((7, settings), (8, settings[1:])):  # settings depend on the release of torch
         optimizer._model._load_numbers([*told, buffer, dict(taken, value=value)])
         assert statistics_of(optimizer)["taken"] == value
+
+
+def test_a_number_of_steps_beside_the_tensors_is_one(trainer):
+    optimizer = trainer(params=[model_of()], optimizer=functools.partial(CountingSteps, lr=0.1, momentum=0.9))
+    *settings, buffer, step = optimizer._current_state()[0]["optimizer_metadata"]
+    for value, taken in ((-1, 1), (2**60, 1), (7, 7)):
+        optimizer._model._load_numbers([*settings, buffer, dict(step, value=value)])
+        assert statistics_of(optimizer)["step"] == taken
 
 
 def test_a_newcomer_takes_the_state(swarm):
@@ -1045,8 +1297,9 @@ def test_bad_calls_get_a_sentence(trainer):
     for size in (0, -1, 1.5, "4"):
         with pytest.raises(ValueError, match="number of samples"):
             optimizer.step(batch_size=size)
-    with pytest.raises(ValueError, match="local_epoch"):
-        optimizer.load_state_dict({**optimizer.opt.state_dict(), "local_epoch": -1})
+    for epoch in (-1, 2**62, True, 1.0):
+        with pytest.raises(ValueError, match="local_epoch"):
+            optimizer.load_state_dict({**optimizer.opt.state_dict(), "local_epoch": epoch})
     optimizer.shutdown()
     with pytest.raises(RuntimeError, match="shut down"):
         optimizer.step(batch_size=1)

@@ -117,6 +117,52 @@ def test_msgpack_that_is_none(data):
         _msgpack.loads(data)
 
 
+def nested(levels, kind=list):
+    value = kind()
+    for _ in range(levels - 1):
+        value = kind([value])
+    return value
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_msgpack_is_as_deep_as_the_library_has_it_in_answers(kind):
+    levels = 64 if kind is list else 32  # a tuple is an extension, with an array in it
+    inner = _msgpack.dumps(nested(levels, kind))
+    assert _msgpack.loads(b"\x91" * 4 + inner) == [[[[nested(levels, kind)]]]]
+    with pytest.raises(ValueError, match="nested more than 64 times"):
+        _msgpack.loads(b"\x91" * 12 + inner)
+    with pytest.raises(ValueError, match="nested more than 64 times"):
+        _msgpack.dumps(nested(levels + 2, kind))
+    with pytest.raises(ValueError, match="nested more than 64 times"):
+        _msgpack.loads(endless_tuple())
+
+
+def endless_tuple():
+    """Tuples in tuples, as no writer of ours makes them: each is an extension of 32-bit size around an array."""
+    data = b"\x90"
+    for _ in range(2000):
+        data = b"\x91\xc9" + len(data).to_bytes(4, "big") + b"\x40" + data
+    return data
+
+
+def refuse(data):
+    raise ZeroDivisionError("a decoder of the user's")
+
+
+def test_what_does_not_decode_spoils_nothing_else(monkeypatch):
+    monkeypatch.setitem(_msgpack._decoders, 0x51, refuse)
+    good, wrong, extension = b"\xa4good", b"\xa1\xff", b"\xd4\x51\x00"
+    odd = [wrong, extension, b"\x91" + wrong, b"\x82" + wrong + b"\x01" + good + extension, b"\xc7\x03\x40\x91" + wrong]
+    for data in odd:
+        with pytest.raises(ValueError):
+            _msgpack.loads(data)
+        kept, spoilt = _msgpack.loads(b"\x92" + good + data, lenient=True)
+        assert kept == "good" and _msgpack.is_readable(kept) and not _msgpack.is_readable(spoilt)
+    assert _msgpack.is_readable([1, ("a", {"b": [None]})])
+    with pytest.raises(ValueError, match="ends too early"):
+        _msgpack.loads(b"\x92" + good, lenient=True)
+
+
 def test_a_subclass_is_no_value_of_msgpack():
     class Text(str):
         pass

@@ -264,7 +264,8 @@ Task<int> run_node(Runtime& runtime, Options options, p2p::HostOptions host_opti
   if (!own.empty()) own_check.emplace(*network, host);
   if (auto started = host.start(); !started) throw ErrorException(started.error());
   bool ready = false;
-  p2p::MetricsServer metrics(*network, [&ready] { return ready; },
+  const auto uncapped = transport::make_tcp_network(runtime);  // the caps are for the swarm
+  p2p::MetricsServer metrics(*uncapped, [&ready] { return ready; },
                              {.token = metrics_token(options.metrics_token_file)});
   Urls urls;
   if (!options.metrics_address.empty()) {

@@ -334,7 +334,8 @@ Task<Result<std::uint64_t>> CatchingUp::replace_model(averaging::DownloadedState
   auto change = co_await run_.model.change();
   if (source == Source::peer)
     for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().replacing();
-  const auto loaded = co_await run_.replica.load(std::move(state), run_.model.epoch());
+  const std::uint64_t least = source == Source::peer ? run_.model.epoch() : 0;  // a user may wish to go back
+  const auto loaded = co_await run_.replica.load(std::move(state), least);
   if (!loaded) co_return loaded;
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().reset();
   co_await write_kept(std::move(values));

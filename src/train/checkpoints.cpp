@@ -207,6 +207,7 @@ Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, 
   if (of_this_run) co_await restore_exchanges(file, std::move(of_averager));
   catching_up_.forget_proof();
   epochs_.take(epoch);
+  run_.tracker.report(epoch, 0);
   const std::lock_guard lock(mutex_);
   loaded_ = std::move(strings);
   last_epoch_ = epoch;

@@ -6,6 +6,9 @@
 #include "cohive/core/on_exit.hpp"
 
 namespace cohive::train {
+namespace {
+constexpr int kAlone = 2;  // epochs in a row: the DHT may fail to tell of others for a moment
+}
 
 void Epochs::note_progress() {
   run_.counts.loop_looks();
@@ -36,6 +39,7 @@ Task<void> Epochs::drop_batches() {
   run_.replica.cut_gradients();
   co_await run_.replica.drop_gradients();
   const double samples = take_batches().samples;
+  alone_ = 0;
   for (const auto& scheduled : run_.exchanges) carry(*scheduled, samples, scheduled == run_.exchanges.front());
 }
 
@@ -58,10 +62,13 @@ double Epochs::fragments() const {
 Task<bool> Epochs::end(StepReport& report) {
   const GlobalProgress global = run_.tracker.snapshot();
   rounds_.begin_all(global);
+  const bool has_round = std::ranges::any_of(run_.exchanges, [](const auto& one) { return one->round() != nullptr; });
+  alone_ = has_round || global.expected > 1 ? 0 : alone_ + 1;
   for (const auto& scheduled : run_.exchanges)
     if (scheduled->round()) co_await scheduled->exchange().hold();
   const auto current =
       std::make_shared<Update>(run_.runtime, std::max(run_.counts.epoch() + 1, global.epoch), take_batches());
+  for (const auto& scheduled : run_.exchanges) scheduled->take_up();
   const auto* const step = run_.of_step();
   current->late = global.epoch > run_.counts.epoch() && !(step && step->has_group());
   update_ = current;
@@ -134,15 +141,19 @@ Task<void> Epochs::make(Update& update) {
   enter(update.epoch);
   // Schedules follow the epochs that a step ends by themselves; without one nothing else tells them.
   if (run_.options.use_local_updates) run_.replica.enter_epoch(update.epoch);
-  std::shared_ptr<const averaging::RoundReport> last;
-  for (; next < run_.exchanges.size() && !update.missed; ++next) {
+  std::shared_ptr<const averaging::RoundReport> last;  // of this end's rounds
+  for (; next < run_.exchanges.size(); ++next) {
     Scheduled& scheduled = *run_.exchanges[next];
-    const Exchange& what = scheduled.exchange();
-    if (const auto before = std::exchange(last, nullptr);
-        before && !scheduled.round() && what.follows(update.epoch) && what.due(update.epoch))
-      rounds_.begin_following(scheduled, update.epoch, *before);
-    if (!scheduled.round()) {
-      carry(scheduled, update.counted.samples, what.due(update.epoch));
+    Exchange& what = scheduled.exchange();
+    const bool due = what.due(update.epoch);
+    if (last && !update.missed && !scheduled.round() && due && what.follows(update.epoch))
+      rounds_.begin_following(scheduled, update.epoch, *last);
+    if (update.missed || !scheduled.round()) {
+      if (due && alone_ >= kAlone && !what.kept().empty()) {
+        const auto change = co_await run_.model.change();
+        co_await what.alone();
+      }
+      carry(scheduled, update.counted.samples, due);
       continue;
     }
     last = co_await take_part(update, next, std::exchange(first, false));

@@ -52,6 +52,7 @@ class Epochs {
   RunStatus& status_;
   std::shared_ptr<Update> update_;  // the last one, until the trainer has seen its end
   bool caught_up_ = false;          // in this epoch, between two batches
+  int alone_ = 0;                   // epochs that have ended in a row with nobody else in sight
 };
 
 }  // namespace cohive::train

@@ -67,9 +67,10 @@ std::string cause_of_download_failure(const Error& error) {
 
 /// Counters begin with 0, so that a reader can tell a zero from a counter that is not there.
 History::History(Runtime& runtime) : runtime_(runtime), epoch_begin_(runtime.now()) {
-  for (const char* cause : kRoundCauses)
-    for (const char* what : {"gradients", "parameters"}) failed_rounds(runtime.metrics(), what, cause);
   for (const char* cause : kDownloadCauses) failed_downloads(runtime.metrics(), cause);
+}
+void History::count_failures_of(const std::string& what) {
+  for (const char* cause : kRoundCauses) failed_rounds(runtime_.metrics(), what, cause);
 }
 
 void History::round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundReport> report) {

@@ -19,6 +19,8 @@ class History {
 
   explicit History(Runtime& runtime);
 
+  /// Begins with 0 for an exchange of this name: an alert sees no counter rise that appears with its first failure.
+  void count_failures_of(const std::string& what);
   /// \param what  name of the exchange: "gradients"
   void round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundReport> report);
   /// Counts, remembers and logs. \param cause  see above; "missed" when the other peers went on without us

@@ -41,6 +41,7 @@ Task<void> KeptValues::append(Runtime& runtime, averaging::SharedState& state) c
   auto tensors = co_await copies(runtime);
   const bool named = state.names.size() == state.tensors.size();
   const bool described = !state.infos.empty();
+  state.exact_from = state.tensors.size();
   for (std::size_t i = 0; i < kept_.size(); ++i) {
     if (named) state.names.push_back(kept_[i].name);
     if (described) state.infos.push_back({kept_[i].name, kept_[i].shape, codec::DType::float32});

@@ -138,7 +138,8 @@ void ProgressTracker::begin_anew(std::uint64_t epoch) {
 
 void ProgressTracker::update_epoch(std::uint64_t epoch) {
   GlobalProgress global = snapshot();
-  if (epoch > global.epoch) {
+  const bool back = epoch < epoch_;  // as its user wishes: where others are beyond that, the next look says so
+  if (epoch > global.epoch || back) {
     global.epoch = epoch;
     global.claimed = std::max(global.claimed, epoch);
     global.samples = global.own_samples = 0;

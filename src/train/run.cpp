@@ -56,7 +56,10 @@ void Run::Impl::start() {
   rounds.start();
   status.start();
   run.tracker.start();
-  for (const auto& scheduled : run.exchanges) scheduled->exchange().start();
+  for (const auto& scheduled : run.exchanges) {
+    run.history.count_failures_of(scheduled->exchange().name());
+    scheduled->exchange().start();
+  }
   run.sharing.start();
 }
 
@@ -68,6 +71,7 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
     const double lead = global.eta - run.runtime.wall_time() - to_seconds(self.rounds.search_time(global));
     const Deadline begin = lead > 0 ? run.runtime.after(from_seconds(std::min(lead, kLongestLead))) : Deadline::never();
     co_await run.tracker.news(begin);
+    run.wait_clock.charge();
     if (!self.catching_up.joined()) self.catching_up.begin_or_join();
     self.rounds.expect_members();
     if (run.ended || run.tracker.snapshot().epoch > run.counts.epoch()) continue;

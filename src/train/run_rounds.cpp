@@ -16,14 +16,18 @@ namespace {
 constexpr int kDividedLead = 2;           // times the matchmaking time
 constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
 constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
+constexpr double kMajority = 0.5;         // more of the other members of a group
 }  // namespace
 
 // ---- Beginning
 
 void RunRounds::start() {
-  for (const auto& scheduled : run_.exchanges)
+  for (const auto& scheduled : run_.exchanges) {
     if (scheduled == run_.exchanges.front() || scheduled->exchange().needs_every_round())
       run_.tasks.spawn(watch_members(*this, *scheduled), "members that wait for this peer");
+    if (scheduled->exchange().makes_step())
+      run_.tasks.spawn(watch_majority(*this, *scheduled), "most members, which wait for this peer");
+  }
 }
 
 void RunRounds::consider() {
@@ -51,8 +55,18 @@ void RunRounds::expect_members() {
 Task<void> RunRounds::watch_members(RunRounds& self, Scheduled& scheduled) {
   for (;;) {
     co_await scheduled.averager().member_waiting();
-    if (!scheduled.exchange().makes_step()) self.run_.counts.note_awaited();
+    if (!scheduled.exchange().makes_step() && scheduled.awaits_epoch()) self.run_.counts.note_awaited();
     if (!self.run_.ended) co_await self.run_.tracker.refresh();
+    co_await self.run_.runtime.sleep_for(kPollInterval);
+  }
+}
+
+/// Where most members of a group wait, the epoch of a step has ended, too, whatever this peer can read of the
+/// progress. A single one could end everybody's epochs.
+Task<void> RunRounds::watch_majority(RunRounds& self, Scheduled& scheduled) {
+  for (;;) {
+    co_await scheduled.averager().member_waiting(kMajority);
+    if (scheduled.awaits_epoch()) self.run_.counts.note_awaited();
     co_await self.run_.runtime.sleep_for(kPollInterval);
   }
 }
@@ -155,6 +169,7 @@ Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled
   const Exchange& what = scheduled.exchange();
   round->trigger(offer.weight, std::move(offer.parts));
   auto outcome = co_await round->report();
+  if (outcome && !offer.finite) outcome = Error(averaging::Errc::not_finite);
   if (outcome && (*outcome)->left_out() && update && !what.makes_step() && needs_state(what))
     outcome = Error(averaging::Errc::refused);
   auto report = judge(scheduled, std::move(outcome));
@@ -244,10 +259,9 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (update && release_at == Release::averaged) release();
   const bool failed = has_round && !done.round && !steps && update && needs_state(what);
   if (failed) co_await what.drop();
-  if (!change && !what.kept().empty()) change.emplace(co_await run_.model.change());
+  if (!change) change.emplace(co_await run_.model.change_beside());
   done.effect = co_await what.take(moment, done.round.get());
   if (failed || behind) done.effect = Effect::behind;
-  if (!change) co_await run_.model.note_change();
   if (steps) run_.model.set_epoch(moment.epoch);
   co_return done;
 }

@@ -81,6 +81,7 @@ class RunRounds {
   };
   using Outcome = Result<std::shared_ptr<const averaging::RoundReport>>;
   static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
+  static Task<void> watch_majority(RunRounds& self, Scheduled& scheduled);
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
                            const Update* update);
   bool is_left_behind(const averaging::Round& round, std::uint64_t epoch);

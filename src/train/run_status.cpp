@@ -1,6 +1,6 @@
 #include "run_status.hpp"
 
-#include <cmath>
+#include <algorithm>
 
 #include "json_number.hpp"
 
@@ -23,19 +23,16 @@ void RunStatus::start() {
 }
 
 void RunStatus::add_samples(double samples) {
+  run_.metrics.samples.increment(samples);
   if (record_) record_->add_samples(samples);
 }
 void RunStatus::forget_samples() {
   if (record_) record_->forget_samples();
 }
 void RunStatus::report_loss(double loss) {
-  run_.metrics.loss.set(loss);
-  loss_reported_ = true;
+  TrainMetrics::loss(run_.runtime.metrics()).set(loss);
+  loss_ = loss;
   if (record_) record_->add_loss(loss);
-}
-
-double RunStatus::last_loss() const {
-  return loss_reported_ ? run_.metrics.loss.value() : std::nan("");
 }
 
 void RunStatus::epoch_entered(std::uint64_t epoch) {
@@ -44,7 +41,7 @@ void RunStatus::epoch_entered(std::uint64_t epoch) {
   const GlobalProgress global = run_.tracker.snapshot();
   if (record_ && !run_.ended) record_->publish(epoch, run_.tracker.own_samples_per_second(), global.peers);
   run_.metrics.epoch_seconds.observe(run_.history.epoch_ended(
-      {epoch - 1, global.samples, global.samples_per_second, last_loss(), global.peers, run_.wait_clock.total()}));
+      {epoch - 1, global.samples, global.samples_per_second, loss_, global.peers, run_.wait_clock.total()}));
 }
 
 std::string RunStatus::json() const {
@@ -63,10 +60,11 @@ std::string RunStatus::json() const {
            {"eta_seconds", left < kFarthestEnd ? finite(left) : Json()},
            {"peers", global.peers},
            {"clients", global.clients},
-           {"loss", finite(last_loss())}};
+           {"loss", finite(loss_)}};
   auto waits = Json::object();
+  const auto& seconds = run_.wait_clock.seconds();
   for (std::size_t i = 0; i < kWaits.size(); ++i)
-    if (run_.wait_clock.seconds()[i] > 0) waits[kWaits[i]] = run_.wait_clock.seconds()[i];
+    if (seconds[i] > 0) waits[kWaits[i]] = seconds[i];
   run["wait_seconds"] = std::move(waits);
   const TrainingStats stats = run_.counts.stats();
   if (run_.fit && !run_.fit->told().empty()) run["link_fit"] = run_.fit->told();

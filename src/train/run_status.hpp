@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <limits>
 #include <memory>
 #include <optional>
 
@@ -28,11 +29,11 @@ class RunStatus {
 
  private:
   std::string json() const;
-  double last_loss() const;
 
   RunContext& run_;
   std::optional<MetricsRecord> record_;  // where the loss is shared
-  std::atomic<bool> loss_reported_{false};
+  // The last one that was reported; NaN before that. Other runs of the process write the gauge as well.
+  std::atomic<double> loss_{std::numeric_limits<double>::quiet_NaN()};
   Subscription shown_;
 };
 

@@ -24,6 +24,7 @@ Scheduled::Scheduled(std::unique_ptr<Exchange> of) : exchange_(std::move(of)), p
 
 void Scheduled::begin(averaging::RoundOptions options) {
   COHIVE_ASSERT(!round_);
+  taken_up_ = false;
   group_bits_ = options.random_group_bits;
   options.allow_retries = false;
   options.limits = pace_.limits();

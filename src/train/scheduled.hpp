@@ -28,6 +28,10 @@ class Scheduled {
   /// Returns the round that has begun, until take(); null: none has. Who waits for its group owns it, too: it may be
   /// given up meanwhile.
   const std::shared_ptr<averaging::Round>& round() const noexcept { return round_; }
+  /// Tells that an epoch has ended for the round that has begun, if one has: its members wait for values of that one.
+  void take_up() noexcept { taken_up_ = true; }
+  /// Tells whether a round has begun that no end of an epoch has taken up: whoever waits for it waits for that end.
+  bool awaits_epoch() const noexcept { return round_ && !taken_up_; }
   /// Hands the round over.
   std::shared_ptr<averaging::Round> take() { return std::exchange(round_, nullptr); }
   /// Tells whether a group has been found that waits for our tensors.
@@ -59,6 +63,7 @@ class Scheduled {
   std::unique_ptr<Exchange> exchange_;
   RoundPace pace_;
   std::shared_ptr<averaging::Round> round_;
+  bool taken_up_ = false;
   std::size_t group_bits_ = 0;                 // of the last round that began
   std::deque<std::size_t> met_;                // trainers that each of the last groups lets expect
   std::deque<std::vector<PeerId>> companies_;  // of the last groups, more of them

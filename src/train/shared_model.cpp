@@ -27,10 +27,10 @@ void SharedModel::changed() {
   give_up_copy();
 }
 
-Task<void> SharedModel::note_change() {
-  const auto units = co_await lock_.lock();
+Task<SharedModel::Change> SharedModel::change_beside() {
+  auto units = co_await lock_.lock();
   if (!replica_.publishes_by_exchange()) co_await settle();
-  changed();
+  co_return Change(*this, std::move(units));
 }
 
 /// What nobody reads any more is forgotten.
@@ -67,7 +67,7 @@ Task<std::optional<averaging::SharedState>> SharedModel::copy(Deadline deadline,
   auto units = co_await lock_.lock(deadline);
   if (!units) co_return std::nullopt;
   if (beside) co_await beside();
-  if (copy_ && !(beside && live_)) co_return copy_for_a_reader();  // made while this call waited
+  if (copy_ && !(beside && (live_ || copies_))) co_return copy_for_a_reader();  // made while this call waited
   const std::uint64_t version = version_;
   TraceSpan span(runtime_, "train", "copy of the state");
   auto made = co_await (beside || copies_ ? replica_.snapshot(epoch_) : replica_.view(epoch_));

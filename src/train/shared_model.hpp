@@ -43,15 +43,15 @@ class SharedModel {
   /// Sets the epoch that the state belongs to.
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
   std::uint64_t epoch() const { return epoch_; }
-  /// Notes that the state has changed without a Change of its own; what newcomers read is written to by publish()
+  /// The same for what changes beside the live parameters: what newcomers read of these is written to by publish()
   /// first.
-  Task<void> note_change();
+  Task<Change> change_beside();
 
   using Beside = std::function<Task<void>()>;
   /// Sets what adds to each copy of the state before it is used, while there is no change.
   void complete_with(std::function<Task<void>(averaging::SharedState&)> complete) { complete_ = std::move(complete); }
   /// Returns the state; nullopt when it cannot be copied until the deadline.
-  /// \param beside  copies what belongs to this state, while there is no change; the state is a copy, too
+  /// \param beside  copies what belongs to this state, while there is no change; the state is a copy of now, too
   Task<std::optional<averaging::SharedState>> copy(Deadline deadline, Beside beside = nullptr);
   /// Gives up a copy that was not used for `idle`, at most half as long again later. Runs until it is dropped.
   static Task<void> give_up_idle_copies(SharedModel& model, Duration idle = kStateCopyIdle);

@@ -98,7 +98,9 @@ Result<> Membership::open() {
     if (!own.empty()) own_addresses = std::make_unique<p2p::OwnAddressCheck>(*network, *host);
     started = host->start();
     if (!started || options.metrics_address.empty()) return;
-    metrics_server = std::make_unique<p2p::MetricsServer>(*network, [this] { return ready; }, std::move(metrics));
+    metrics_network = transport::make_tcp_network(runtime());
+    metrics_server =
+        std::make_unique<p2p::MetricsServer>(*metrics_network, [this] { return ready; }, std::move(metrics));
     started = metrics_server->start(options.metrics_address);
   });
   if (!started) return started;
@@ -212,6 +214,7 @@ Result<> Membership::join(const std::vector<Multiaddr>& initial) {
 Task<void> Membership::close() {
   ready = false;
   metrics_server.reset();
+  metrics_network.reset();
   status.reset();
   if (dht) co_await dht->close();
   dht.reset();

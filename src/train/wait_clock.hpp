@@ -53,15 +53,17 @@ class WaitClock {
     charge();
     reason_ = reason;
   }
-  /// Seconds of each reason.
-  const std::array<double, kWaits.size()>& seconds() const noexcept { return seconds_; }
-  double total() const {
+  /// Returns the seconds of each reason, those of the wait that goes on included.
+  const std::array<double, kWaits.size()>& seconds() {
+    charge();
+    return seconds_;
+  }
+  double total() {
     double sum = 0;
-    for (const double one : seconds_) sum += one;
+    for (const double one : seconds()) sum += one;
     return sum;
   }
-
- private:
+  /// Counts what the wait that goes on has taken so far: one may take many minutes.
   void charge() {
     if (!waiting_) return;
     const TimePoint now = runtime_.now();
@@ -71,6 +73,7 @@ class WaitClock {
     since_ = now;
   }
 
+ private:
   Runtime& runtime_;
   std::array<Counter, kWaits.size()> counters_;
   std::array<double, kWaits.size()> seconds_{};

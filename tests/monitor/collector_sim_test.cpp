@@ -148,6 +148,7 @@ TEST_F(WatchedRun, ALookThatFailsIsToldAndACrawlMakesUpForNone) {
   EXPECT_EQ(collector.failed_looks(), 1u);
   EXPECT_TRUE(told);
   EXPECT_FALSE(collector.sees_the_run()) << "a monitor that has seen nothing for so long is not ready";
+  EXPECT_TRUE(collector.misses_the_run());
   const auto blind = HasSubstr("the swarm has not answered for ");
   ASSERT_FALSE(collector.view().warnings.empty());
   EXPECT_EQ(collector.view().warnings.front().kind, "blind");
@@ -163,6 +164,7 @@ TEST_F(WatchedRun, ALookThatFailsIsToldAndACrawlMakesUpForNone) {
     swarm.run(collector.look());
   }
   EXPECT_TRUE(collector.sees_the_run());
+  EXPECT_FALSE(collector.misses_the_run());
   EXPECT_THAT(said(collector.view()), testing::Not(testing::Contains(blind)));
 }
 
@@ -176,6 +178,20 @@ TEST_F(WatchedRun, AMonitorThatHasSeenNothingYetSaysSo) {
   EXPECT_THAT(said(collector.view()), ElementsAre("the swarm has not answered yet: nothing is known of the run"));
   EXPECT_EQ(collector.view().time, 0);
   EXPECT_FALSE(collector.sees_the_run());
+  EXPECT_FALSE(collector.misses_the_run()) << "it has just begun";
+  swarm.pass(6min);
+  EXPECT_TRUE(collector.misses_the_run());
+  EXPECT_FALSE(collector.sees_the_run());
+}
+
+TEST_F(WatchedRun, AMonitorThatLooksSeldomMissesNothingBetweenTwoLooks) {
+  add_many(3);
+  Collector collector(add_monitor(), {.run_id = "run", .period = 10min});
+  swarm.run(collector.look());
+  swarm.pass(29min);
+  EXPECT_FALSE(collector.misses_the_run());
+  swarm.pass(2min);
+  EXPECT_TRUE(collector.misses_the_run());
 }
 
 TEST_F(WatchedRun, ASwarmThatDoesNotAnswerIsNoRunWithoutTrainers) {

@@ -470,15 +470,28 @@ TEST(RunOutput, WhatIsNotKnownYetIsNoNumber) {
   };
   EXPECT_THAT(metrics.text(), AllOf(unknown("cohive_swarm_epoch"), unknown("cohive_swarm_trainers", "mode=\"node\","),
                                     unknown("cohive_swarm_nodes", "reachable=\"yes\","),
-                                    HasSubstr("cohive_swarm_last_look_timestamp_seconds{run_id=\"run\"} 0\n"),
+                                    unknown("cohive_swarm_last_look_timestamp_seconds"),
                                     HasSubstr("cohive_swarm_warnings{kind=\"blind\",run_id=\"run\"} 0\n")));
   RunRecords records;
   for (std::uint32_t i = 0; i < 2; ++i) records.trainers.push_back(trainer_at(i, 3));
   exporter.update(view_of(records));
-  EXPECT_THAT(metrics.text(), AllOf(HasSubstr("cohive_swarm_epoch{run_id=\"run\"} 3\n"),
-                                    HasSubstr("cohive_swarm_trainers{mode=\"client\",run_id=\"run\"} 0\n"),
-                                    unknown("cohive_swarm_parts")))
+  EXPECT_THAT(metrics.text(),
+              AllOf(HasSubstr("cohive_swarm_epoch{run_id=\"run\"} 3\n"),
+                    HasSubstr("cohive_swarm_trainers{mode=\"client\",run_id=\"run\"} 0\n"),
+                    Not(unknown("cohive_swarm_last_look_timestamp_seconds")), unknown("cohive_swarm_parts")))
       << "nobody has walked through the swarm";
+}
+
+TEST(RunOutput, TellsWhetherTheSwarmAnswers) {
+  Metrics metrics;
+  RunExporter exporter(metrics, "run", 2);
+  const std::string line = "cohive_swarm_sees_run{run_id=\"run\"} ";
+  EXPECT_THAT(metrics.text(), HasSubstr(line + "1\n")) << "the first look takes a while";
+  exporter.sees_run(false);
+  exporter.update({});
+  EXPECT_THAT(metrics.text(), HasSubstr(line + "0\n"));
+  exporter.sees_run(true);
+  EXPECT_THAT(metrics.text(), HasSubstr(line + "1\n"));
 }
 
 TEST(LookHistory, IsTheSameAfterARestart) {

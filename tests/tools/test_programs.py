@@ -465,6 +465,17 @@ class Watching(unittest.TestCase):
             self.assertIn("Running a DHT instance", self.read(line, "/debug/log"))
             self.assertIn("<title>cohive</title>", self.read(line, "/"))
 
+    def test_a_cap_of_the_swarm_holds_up_nobody_who_looks(self):
+        """The page would take half a minute, and an answer has ten seconds."""
+        capped = ["--json", "--metrics-address", "127.0.0.1:0", "--max-upload", "1K"]
+        with tempfile.TemporaryDirectory() as folder:
+            for program in programs("cohive-bootstrap", "cohive-train"):
+                small = shell.small_trainer(folder) if program == "cohive-train" else ["--host-maddrs", "/ip4/127.0.0.1/tcp/0"]
+                with self.subTest(program=program), started(program, *small, *capped) as process:
+                    page = self.read(json.loads(process.stdout.readline()), "/")
+                    self.assertTrue(page.endswith("</html>\n"))
+                    self.assertGreater(len(page), 20_000)
+
     def test_a_dial_that_fails_is_in_the_status_the_metrics_and_the_log_with_one_cause(self):
         with taken_port() as free:
             port = free  # again, in a moment

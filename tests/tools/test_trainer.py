@@ -8,12 +8,15 @@ import json
 import math
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
+import urllib.request
 from pathlib import Path
 
 import shell
@@ -320,6 +323,25 @@ class Trainer(TrainerTest):
         written = json.loads(Path(summary).read_text())
         self.assertIsInstance(written["loss_end"], float)
         self.assertIsInstance(written["loss_start"], float)
+
+    def test_a_loss_that_is_no_number_is_in_the_metrics(self):
+        """Of half precision, too, once several batches in a row have such a loss."""
+        for precision in ([], ["--mixed-precision", "float16"]):
+            flags = [*self.small, *precision, "--json", "--target-batch-size", "32", "--optimizer", "sgd", "--learning-rate", "1e6",
+                     "--metrics-address", "127.0.0.1:0"]
+            with self.subTest(precision=precision), started("cohive-train", *flags) as trainer:
+                urls = json.loads(trainer.stdout.readline())
+                give_up = time.monotonic() + PATIENCE
+                while not re.search(r"^cohive_train_loss (nan|[+-]inf)$", text := self.read(urls["metrics"]), re.IGNORECASE | re.MULTILINE):
+                    self.assertLess(time.monotonic(), give_up, text)
+                    time.sleep(0.05)
+                status = json.loads(self.read(urls["page"] + "status"), parse_constant=self.fail)
+                self.assertIsNone(status["runs"][0]["loss"])
+
+    @staticmethod
+    def read(url):
+        with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
+            return answer.read().decode()
 
     def test_ranks_of_one_machine_are_one_peer(self):
         save, summary, folder = (f"{self.folder.name}/{name}" for name in ("params", "summary.json", "checkpoints"))

@@ -4,6 +4,8 @@
 #include <stdexcept>
 
 #include "cohive/train/power_sgd_averager.hpp"
+#include "train/exchanges/exchanges.hpp"
+#include "train/forwarding_exchange.hpp"
 
 namespace cohive::train {
 namespace {
@@ -66,6 +68,60 @@ TEST_F(RefusedExchanges, ContradictionsAreOneSentence) {
   options_.use_local_updates = false;
   options_.auxiliary = true;
   EXPECT_TRUE(contains(refusal(options_), "leave parameter_exchange or auxiliary out"));
+}
+
+// ---- Exchanges of parameters
+
+class ParametersOfATrainer : public OuterSteps {};
+
+/// A peer that gives a round up is behind, more often than not.
+TEST_F(ParametersOfATrainer, WeighNothingInARoundThatIsGivenUp) {
+  Dht dht(net_.add_host());
+  PlainReplica replica(net_.runtime(), {{4}}, optim::SgdOptions{});
+  const auto parameters = parameter_exchange({dht, replica, options_});
+  for (const Occasion occasion : {Occasion::epoch_end, Occasion::given_up, Occasion::following, Occasion::extra}) {
+    const Moment moment{.occasion = occasion};
+    const auto offer = net_.run(parameters->offer(moment));
+    EXPECT_EQ(offer.weight, occasion == Occasion::epoch_end || occasion == Occasion::extra ? 1 : 0);
+    (void)net_.run(parameters->take(moment, nullptr));
+  }
+}
+
+/// Takes an answer over slowly, beside a trainer that goes on, and tells whether it was saved meanwhile.
+class SlowToTake final : public ForwardingExchange {
+ public:
+  explicit SlowToTake(const ExchangeContext& context)
+      : ForwardingExchange(parameter_exchange(context)), runtime_(context.dht.runtime()) {}
+  Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
+    taking = true;
+    co_await runtime_.sleep_for(2s);
+    taking = false;
+    co_return co_await ForwardingExchange::take(moment, round);
+  }
+  Task<std::vector<checkpoint::NamedTensor>> save() override {
+    saved_meanwhile = saved_meanwhile || taking;
+    return ForwardingExchange::save();
+  }
+  bool taking = false, saved_meanwhile = false;
+
+ private:
+  Runtime& runtime_;
+};
+
+/// Half of what it keeps could be that of before, as an anchor that is being written.
+TEST_F(ParametersOfATrainer, AreNotCopiedWhileAnAnswerIsTakenOver) {
+  options_.delay_state_averaging = true;
+  SlowToTake* slow = nullptr;
+  const auto factory = [&slow](const ExchangeContext& context) {
+    auto made = std::make_unique<SlowToTake>(context);
+    slow = made.get();
+    return made;
+  };
+  add(factory);
+  auto& last = add(factory);
+  ASSERT_TRUE(wait_for(2min, [&] { return slow->taking; }));
+  EXPECT_TRUE(saved(last).contains("parameter.0"));
+  EXPECT_FALSE(slow->saved_meanwhile);
 }
 
 // ---- Exchanges that fail

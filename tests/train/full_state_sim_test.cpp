@@ -15,6 +15,7 @@
 #include "cohive/train/run.hpp"
 #include "train/exchanges/exchanges.hpp"
 #include "train/exchanges/parameter_greeting.hpp"
+#include "train/forwarding_exchange.hpp"
 
 namespace cohive::train {
 namespace {
@@ -26,25 +27,14 @@ constexpr std::int64_t kBatchSamples = 8;
 constexpr double kFullBits = 32, kRelativeBits = 8.6;  // bits of a value each way
 
 /// Says what a test says in place of what its members tell each other.
-class OddGreeting final : public Exchange {
+class OddGreeting final : public ForwardingExchange {
  public:
   OddGreeting(const ExchangeContext& context, const RunOptions& options, msgpack::Value greeting)
-      : parameters_(parameter_exchange({context.dht, context.replica, options})), greeting_(std::move(greeting)) {}
-  const std::string& name() const override { return parameters_->name(); }
-  averaging::Averager& averager() override { return parameters_->averager(); }
-  bool due(std::uint64_t epoch) const override { return parameters_->due(epoch); }
-  bool yields_parameters() const override { return true; }
-  averaging::RoundCodecs codecs(const std::vector<averaging::Member>& members, bool divided) override {
-    return parameters_->codecs(members, divided);
-  }
+      : ForwardingExchange(parameter_exchange({context.dht, context.replica, options})),
+        greeting_(std::move(greeting)) {}
   msgpack::Value greeting(std::uint64_t) const override { return greeting_; }
-  Task<Offer> offer(const Moment& moment) override { return parameters_->offer(moment); }
-  Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override {
-    return parameters_->take(moment, round);
-  }
 
  private:
-  std::unique_ptr<Exchange> parameters_;
   const msgpack::Value greeting_;
 };
 

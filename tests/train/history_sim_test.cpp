@@ -52,6 +52,7 @@ TEST(History, AFailedDownloadHasOneCauseEverywhere) {
 TEST(History, CountersOfAllCausesBeginWithZero) {
   SimRuntime runtime(1);
   History history(runtime);
+  history.count_failures_of("outer step");
   for (const auto code : {averaging::Errc::no_group, averaging::Errc::members_left, averaging::Errc::refused,
                           averaging::Errc::not_finite, averaging::Errc::nobody_reduces, averaging::Errc::bad_partition,
                           averaging::Errc::round_cancelled, averaging::Errc::bad_state})
@@ -112,6 +113,7 @@ TEST(WaitClock, ChargesWhatAWaitingTrainerWaitsFor) {
     runtime.run_for(1s);
     clock.turn_to(Wait::gradients);
     runtime.run_for(2s);
+    EXPECT_EQ(clock.total(), 3.0) << "the wait goes on";
     clock.turn_to(Wait::step);
   }
   runtime.run_for(5s);

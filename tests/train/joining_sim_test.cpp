@@ -361,6 +361,29 @@ TEST(Joining, TrainersThatAverageTogetherComeToOneEpoch) {
   }
 }
 
+TEST(GoingBack, ToAnEarlierCheckpointALoneTrainerGoesOnFromThereAtOnce) {
+  const auto file = std::filesystem::path(::testing::TempDir()) / "going_back.safetensors";
+  TrainingSwarm swarm;
+  auto& trainer = swarm.add({.value = 5, .batch = 1h});
+  const auto end_epoch = [&] {
+    for (int batches = 0; batches < 6; ++batches) {  // one epoch's samples
+      trainer.replica->add_gradients({std::vector<float>(64)}, 8);
+      (void)swarm.net.run(trainer.run->step(8));
+    }
+  };
+  end_epoch();
+  const std::uint64_t earlier = trainer.epoch();
+  ASSERT_TRUE(swarm.net.run(trainer.run->save_checkpoint(file)));
+  for (int i = 0; i < 3; ++i) end_epoch();
+  ASSERT_EQ(trainer.epoch(), earlier + 3);
+  const auto loaded = swarm.net.run(trainer.run->load_checkpoint(file));
+  ASSERT_TRUE(loaded) << loaded.error();
+  EXPECT_EQ(trainer.epoch(), earlier);
+  end_epoch();
+  EXPECT_EQ(trainer.epoch(), earlier + 1) << "what it had come to is no progress of others that it is behind";
+  std::filesystem::remove(file);
+}
+
 TEST(LargeEpochs, OfACheckpointAreRefused) {
   const auto file = std::filesystem::path(::testing::TempDir()) / "large_epochs.safetensors";
   for (const std::uint64_t epoch : {kMostEpochs, kMostEpochs + 1, std::uint64_t{1} << 63, ~std::uint64_t{0}}) {

@@ -3,13 +3,16 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
+#include <cmath>
+#include <limits>
 #include <optional>
 
-#include "checkpoint/temporary_folder.hpp"
 #include "cohive/core/combine.hpp"
+#include "cohive/core/metrics.hpp"
 #include "cohive/testing/train_scenario.hpp"
 #include "false_member.hpp"
+#include "train/exchanges/exchanges.hpp"
+#include "train/forwarding_exchange.hpp"
 
 namespace cohive::train {
 namespace {
@@ -244,6 +247,55 @@ TEST_F(OuterSteps, WaitForATrainerThatLooksAtTheRunAsSeldomAsHivemindMay) {
   EXPECT_EQ(two.run->stats().state_downloads, 0u);
 }
 
+/// Hands its values over late, as a large model does.
+class SlowToOffer final : public ForwardingExchange {
+ public:
+  explicit SlowToOffer(const ExchangeContext& context)
+      : ForwardingExchange(std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context))),
+        runtime_(context.dht.runtime()) {}
+  Task<Offer> offer(const Moment& moment) override {
+    co_await runtime_.sleep_for(1500ms);
+    co_return co_await ForwardingExchange::offer(moment);
+  }
+
+ private:
+  Runtime& runtime_;
+};
+
+/// Members wait for it in the round of this epoch, which is no reason to end the next one.
+TEST_F(OuterSteps, ATrainerThatIsWaitedForDoesNotEndItsNextEpochAtOnce) {
+  options_.target_batch_size = 96;
+  options_.next_chunk_timeout = 10s;
+  auto& one = add();
+  auto& slow = add([](const ExchangeContext& context) { return std::make_unique<SlowToOffer>(context); });
+  ASSERT_TRUE(wait_for(5min, [&] { return one.steps >= 6 && slow.steps >= 6; }));
+  for (const auto* trainer : {&one, &slow}) {
+    EXPECT_GE(std::ranges::min(trainer->batches), 2u);
+    EXPECT_EQ(trainer->run->stats().state_downloads, 0u);
+  }
+}
+
+/// What was learned alone is no difference of one round, which would be taken further and be repeated by the momentum.
+TEST_F(OuterSteps, GoOnFromWhereATrainerHasComeToAlone) {
+  auto& one = add();
+  net_.pass(2min);
+  ASSERT_GT(one.parameters()[0], 5);
+  auto& two = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps > 0 && two.steps > 0; }));
+  for (std::size_t i = 0; i < 4; ++i) {  // a round's way is 6 steps of 0.05 at most
+    EXPECT_NEAR(one.anchor()[0][i], (one.before[i] + two.before[i]) / 2, 1) << i;
+    EXPECT_LT(std::abs(one.momentum()[0][i]), 2) << i;
+  }
+  // The same where the others have left, and come back.
+  end(two);
+  net_.pass(4min);
+  auto& three = add();
+  const auto steps = one.steps;
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps > steps && three.steps > 0; }));
+  EXPECT_NEAR(one.anchor()[0][0], (one.before[0] + three.before[0]) / 2, 1);
+  EXPECT_LT(std::abs(one.momentum()[0][0]), 2);
+}
+
 /// Steps as they are computed from what each trainer sent.
 TEST_F(OuterSteps, AreAddedToWhatATrainerHasMadeMeanwhile) {
   options_.delay_state_averaging = true;
@@ -309,6 +361,28 @@ class OuterStepsByHand : public OuterSteps {
     if (during) train_to(trainer, *during);
     EXPECT_EQ(net_.run(trainer.outer->take(moment, nullptr)), Effect::none);
   }
+  /// A round averages what this trainer gives, which is returned, with nothing else.
+  Values average(Trainer& trainer, const averaging::RoundReport& round = {}) {
+    const Moment moment{.epoch = 1, .samples = 8, .batches = 1};
+    auto offer = net_.run(trainer.outer->offer(moment));
+    Values given(4);
+    {
+      auto own = net_.run(offer.parts->contribute({0, 0, given.size()}, codec::Codec::none, {}));
+      EXPECT_TRUE(own.value()->add(given, {.first = true, .divisor = 1}).value());
+    }
+    net_.run(offer.parts->finish());
+    offer.parts.reset();
+    effect_ = net_.run(trainer.outer->take(moment, &round));
+    if (effect_ == Effect::publishable) trainer.replica->publish();
+    return given;
+  }
+  /// A round whose other members tell this of their anchors.
+  static averaging::RoundReport round_with(const std::vector<PeerId>& others, std::uint64_t steps,
+                                           std::uint64_t checksum) {
+    averaging::RoundReport round;
+    for (const PeerId& peer : others) round.group.push_back({.peer = peer, .data = msgpack::Array{{steps, checksum}}});
+    return round;
+  }
   /// The others have stepped to an anchor of fives, which this trainer downloads.
   void download(Trainer& trainer, float steps = 1) {
     net_.run(trainer.outer->renewing());
@@ -316,10 +390,13 @@ class OuterStepsByHand : public OuterSteps {
     trainer.outer->memory()->steps = steps;
     net_.run(trainer.outer->loaded());
   }
-  static void expect_parameters(const Trainer& trainer, const Values& expected) {
-    const Values parameters = trainer.parameters();
-    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(parameters[i], expected[i], 1e-4) << i;
+  static void expect_near(const Values& values, const Values& expected) {
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-4) << i;
   }
+  static void expect_parameters(const Trainer& trainer, const Values& expected) {
+    expect_near(trainer.parameters(), expected);
+  }
+  Effect effect_ = Effect::none;  ///< of the last average()
 };
 
 /// A trainer that most members have left out of a round gives those values once that one of them has averaged, and all
@@ -363,6 +440,108 @@ TEST_F(OuterStepsByHand, AnAnchorThatIsNotAheadHasNothingOfTheRound) {
   fail_round(one, 4);
   download(one, 0);
   expect_parameters(one, Values(4, 5 + 1));
+}
+
+/// This trainer could not download what the others have made of it.
+TEST_F(OuterStepsByHand, WhatWasAveragedIsNotGivenAgain) {
+  for (const bool delayed : {false, true}) {
+    SCOPED_TRACE(delayed);
+    options_.delay_state_averaging = delayed;
+    auto& one = make();
+    train_to(one, 1);
+    fail_round(one, 4);
+    download(one, 0);  // of an anchor from before the round
+    expect_parameters(one, Values(4, 5 + 1));
+    train_to(one, 5 + 4);
+    expect_near(average(one), Values(4, -3));
+    // Nobody was ahead: nobody has stepped by it, and it is part of the next difference.
+    expect_parameters(one, Values(4, one.anchor()[0][0] + 1));
+    expect_near(average(one), Values(4, -1));
+    expect_parameters(one, one.anchor()[0]);
+  }
+}
+
+/// The anchor, and with it the difference, but not the parameters.
+TEST_F(OuterStepsByHand, WhatARepairHasMovedIsGivenToNobody) {
+  for (const bool delayed : {false, true}) {
+    SCOPED_TRACE(delayed);
+    options_.delay_state_averaging = delayed;
+    auto& one = make();
+    auto& memory = *one.outer->memory();
+    train_to(one, 1);
+    std::ranges::fill(memory.anchor[0], 50.0f);
+    memory.shift = {Values(4, 50)};
+    expect_near(average(one), Values(4, -1));
+    EXPECT_TRUE(memory.shift.empty());
+    expect_parameters(one, one.anchor()[0]);
+    // Nor is it carried into the anchor of the others.
+    train_to(one, one.anchor()[0][0] + 2);
+    for (float& value : memory.anchor[0]) value += 50;
+    memory.shift = {Values(4, 50)};
+    fail_round(one, 2);
+    download(one, 2);
+    expect_parameters(one, {5, 5, 5 + 2, 5 + 2});
+  }
+}
+
+/// A trainer that was cut off has stepped alone as often as the others have together.
+TEST_F(OuterStepsByHand, OneThatWasAloneTakesTheAnchorThatTheOthersHave) {
+  auto& one = make();
+  const std::vector<PeerId> others{net_.host(0).id(), make().dht->host().id()};
+  train_to(one, 1);
+  average(one, round_with(others, 0, 7));
+  EXPECT_EQ(effect_, Effect::none) << "a repair is for those that have lost different parts";
+  net_.run(one.outer->alone());
+  EXPECT_EQ(one.anchor()[0], one.parameters());
+  EXPECT_EQ(one.momentum()[0], Values(4));
+  average(one, round_with(others, 2, 7));
+  EXPECT_EQ(effect_, Effect::behind);
+  download(one, 2);
+  average(one, round_with(others, 2, 7));
+  EXPECT_EQ(effect_, Effect::none);
+}
+
+TEST_F(OuterStepsByHand, OfTwoThatWereAloneOneTakesTheAnchorOfTheOther) {
+  for (const bool larger : {false, true}) {
+    auto& one = make();
+    net_.run(one.outer->alone());
+    average(one, round_with({net_.host(0).id()}, 1, larger ? std::numeric_limits<std::uint64_t>::max() : 1));
+    EXPECT_EQ(effect_, larger ? Effect::behind : Effect::none);
+  }
+}
+
+/// Its optimizer's statistics are none either: it takes those of another one.
+TEST_F(OuterSteps, ATrainerWithoutUsableParametersTakesThoseOfTheOthers) {
+  auto& one = add();
+  auto& two = add();
+  auto& three = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps >= 2 && two.steps >= 2 && three.steps >= 2; }));
+  const auto steps = two.steps;
+  one.replica->parameter(0)[0] = std::numeric_limits<float>::quiet_NaN();
+  ASSERT_TRUE(wait_for(2min, [&] { return std::isfinite(one.parameters()[0]); }));
+  EXPECT_LE(two.steps, steps + 3);
+  EXPECT_NEAR(one.parameters()[0], two.anchor()[0][0], 1);
+  EXPECT_GE(one.run->stats().state_rounds_failed, 1u);
+  const auto failed =
+      net_.runtime().metrics().counter("cohive_train_failed_rounds_total", "Rounds that averaged nothing, by cause.",
+                                       {{"averager", "outer_step"}, {"cause", "not_finite"}});
+  EXPECT_GE(failed.value(), 1);
+  const auto own = one.steps;
+  EXPECT_TRUE(wait_for(
+      1min, [&] { return one.steps >= own + 2 && std::abs(one.anchor()[0][0] - two.anchor()[0][0]) < 1e-4f; }));
+}
+
+/// The trainers begin at different parameters, and count differently. The repair moves their anchors to the mean of
+/// both, from where neither has made a difference.
+TEST_F(OuterSteps, ARepairIsNoStepOfTrainersThatWeighDifferently) {
+  options_.outer_optimizer = OuterOptimizer{.repair_every = 2};
+  auto& fast = add();
+  start_ = 100;
+  auto& slow = add();
+  fast.pause = 200ms;
+  slow.pause = 800ms;
+  ASSERT_TRUE(wait_for(5min, [&] { return fast.steps >= 4 && slow.steps >= 4; }));
+  for (auto* trainer : {&fast, &slow}) EXPECT_NEAR(saved(*trainer)["exchange.outer_step.anchor.0"][3], 50, 25);
 }
 
 TEST_F(OuterSteps, AnchorsThatDifferAreRepaired) {
@@ -466,18 +645,10 @@ class OuterStepsInFragments : public OuterSteps {
     shapes_ = {{4}, {4}, {4}};
     options_.outer_optimizer = OuterOptimizer{.fragments = 2};
   }
-  /// What the exchanges keep, and the parameters behind it.
+  /// What the exchanges keep.
   std::map<std::string, Values> state_of(Trainer& trainer) {
-    const auto file = folder_.path() / "state.safetensors";
-    EXPECT_TRUE(net_.run(trainer.run->save_checkpoint(file)));
-    std::map<std::string, Values> state;
-    const auto read = checkpoint::read_file(file);
-    if (!read) return state;
-    for (const auto& [name, tensor] : read->tensors) {
-      if (!name.starts_with("exchange.")) continue;
-      const auto* values = reinterpret_cast<const float*>(tensor.data.data());
-      state[name] = {values, values + tensor.data.size() / sizeof(float)};
-    }
+    auto state = saved(trainer);
+    std::erase_if(state, [](const auto& one) { return !one.first.starts_with("exchange."); });
     return state;
   }
   bool train_to(std::uint64_t epoch, std::vector<Trainer*> trainers) {
@@ -489,7 +660,6 @@ class OuterStepsInFragments : public OuterSteps {
     for (auto* trainer : trainers) (void)trainer->run->publish();
     return there;
   }
-  TemporaryFolder folder_;
 };
 
 TEST_F(OuterStepsInFragments, AverageOneOfThemInEachEpochAndAllInTurn) {
@@ -526,6 +696,59 @@ TEST_F(OuterStepsInFragments, ANewcomerGetsTheAnchorsOfAll) {
   EXPECT_EQ(newcomer.run->stats().state_downloads, 1u);
   ASSERT_TRUE(train_to(newcomer.run->epoch() + 2, {&one, &two, &newcomer}));
   EXPECT_EQ(state_of(one), state_of(newcomer));
+}
+
+TEST_F(OuterStepsInFragments, GoOnFromWhereATrainerHasComeToAlone) {
+  options_.target_batch_size = 192;
+  auto& one = add();
+  net_.pass(5min);
+  ASSERT_GT(one.parameters()[0], 20);
+  auto& two = add();
+  ASSERT_TRUE(wait_for(2min, [&] { return one.steps >= 2 && two.steps >= 2; }));
+  auto state = saved(one);
+  for (const char* fragment : {"1_of_2", "2_of_2"})  // two rounds' way alone is 2.4
+    EXPECT_LT(std::abs(state[std::string("exchange.outer_step_") + fragment + ".momentum.0"][0]), 8) << fragment;
+}
+
+/// A trainer comes too late to the round of the first fragment. What it has made meanwhile counts in that of the second
+/// one, too.
+TEST_F(OuterStepsInFragments, WhatAMissedRoundLacksCountsInTheRoundsOfTheOthers) {
+  options_.target_batch_size = 192;
+  options_.next_chunk_timeout = 2s;
+  add();
+  add();
+  auto& late = add();
+  const auto takes_part = [&] {
+    const auto steps = late.steps;
+    EXPECT_TRUE(wait_for(2min, [&] { return late.steps > steps; }));
+  };
+  // Once both fragments have been averaged, one lacks the samples of the last epoch, and none lacks others.
+  const auto lost = [&] {
+    takes_part();
+    const double before = late.samples;
+    takes_part();
+    return (before + late.samples) / 2 - late.run->stats().samples_averaged;
+  };
+  for (int i = 0; i < 3; ++i) takes_part();
+  const double at_first = lost();  // before the first rounds
+  const auto downloads = late.run->stats().state_downloads;
+  for (const std::uint64_t rest : {0u, 1u}) ASSERT_TRUE(wait_for(1min, [&] { return late.run->epoch() % 2 == rest; }));
+  late.pause = 11s;  // the others end this epoch after six, and wait for two
+  net_.pass(8s);
+  late.pause = 500ms;
+  ASSERT_TRUE(wait_for(1min, [&] { return late.run->stats().state_downloads > downloads; })) << "it came in time";
+  for (int i = 0; i < 3; ++i) takes_part();
+  EXPECT_NEAR(lost(), at_first, 1);
+}
+
+/// The offer of a repair releases the trainer, which may change the parameters then.
+TEST_F(OuterStepsInFragments, StepBeforeAnchorsAreRepaired) {
+  Dht dht(net_.add_host());
+  PlainReplica replica(net_.runtime(), shapes_, optim::SgdOptions{});
+  std::vector<std::string> names;
+  for (const auto& exchange : make_exchanges({dht, replica, options_}, nullptr)) names.push_back(exchange->name());
+  EXPECT_EQ(names,
+            (std::vector<std::string>{"outer_step_1_of_2", "outer_step_2_of_2", "anchors_1_of_2", "anchors_2_of_2"}));
 }
 
 TEST_F(OuterStepsInFragments, TrainersThatStopTogetherEndWithTheSameParameters) {

@@ -3,6 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+#include <map>
+
+#include "checkpoint/temporary_folder.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/swarm.hpp"
@@ -16,6 +22,19 @@ using Values = std::vector<float>;
 
 inline Fragment whole_model(const ExchangeContext& context) {
   return fragments_of(context.replica.gradient_infos(), 1).front();
+}
+
+/// The tensors of a checkpoint, by name.
+inline std::map<std::string, Values> values_in(const std::filesystem::path& file) {
+  std::map<std::string, Values> all;
+  const auto read = checkpoint::read_file(file);
+  EXPECT_TRUE(read);
+  if (!read) return all;
+  for (const auto& [name, tensor] : read->tensors) {
+    const auto* values = reinterpret_cast<const float*>(tensor.data.data());
+    all[name] = {values, values + tensor.data.size() / sizeof(float)};
+  }
+  return all;
 }
 
 /// Trainer number n adds to its parameters, most to value n.
@@ -32,6 +51,7 @@ class OuterSteps : public ::testing::Test {
     Values before;          ///< parameters before the last outer step
     std::size_t steps = 0;  ///< outer ones, with others
     double samples = 0;
+    std::vector<std::size_t> batches;  ///< before each of these steps
     const std::vector<Values>& anchor() const { return outer->memory()->anchor; }
     const std::vector<Values>& momentum() const { return outer->memory()->momentum; }
     Values parameters() const { return {replica->parameter(0).begin(), replica->parameter(0).end()}; }
@@ -59,6 +79,7 @@ class OuterSteps : public ::testing::Test {
     trainer->dht = std::make_unique<Dht>(net_.add_host());
     EXPECT_TRUE(net_.run(trainer->dht->start({net_.host(0).visible_addresses().front()})));
     trainer->replica = std::make_unique<PlainReplica>(net_.runtime(), shapes_, optim::SgdOptions{.lr = 0.01});
+    for (std::size_t i = 0; i < shapes_.size(); ++i) std::ranges::fill(trainer->replica->parameter(i), start_);
     auto options = options_;
     const auto with_outer_step = [&made_for = *trainer](const ExchangeContext& context) {
       auto made = std::make_unique<OuterStep>(context, OuterOptimizer(), whole_model(context));
@@ -73,8 +94,8 @@ class OuterSteps : public ::testing::Test {
     trainers_.push_back(std::move(trainer));
     return *trainers_.back();
   }
-  Trainer& add() {
-    auto& trainer = make();
+  Trainer& add(ExchangeFactory factory = nullptr) {
+    auto& trainer = make(std::move(factory));
     trainer.run->start();
     trainer.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");
     trainer.tasks->spawn(train(net_.runtime(), trainer), "trainer");
@@ -93,7 +114,7 @@ class OuterSteps : public ::testing::Test {
   }
   static Task<void> train(Runtime& runtime, Trainer& me) {
     (void)co_await me.run->catch_up();
-    for (;;) {
+    for (std::size_t batches = 0;;) {
       co_await runtime.sleep_for(me.pause);
       Values gradient(me.replica->parameter(0).size(), -1.0f);
       gradient[me.number % 4] = -5;
@@ -102,10 +123,19 @@ class OuterSteps : public ::testing::Test {
       me.samples += 8;
       const Values before = me.parameters();
       const auto report = co_await me.run->step(8);
+      ++batches;
       if (report.state_group < 2) continue;
+      me.batches.push_back(std::exchange(batches, 0));
       me.before = before;
       ++me.steps;
     }
+  }
+  /// What a checkpoint of a trainer has, by name.
+  std::map<std::string, Values> saved(Trainer& trainer) {
+    const checkpoint::TemporaryFolder folder;
+    const auto file = folder / "state.safetensors";
+    EXPECT_TRUE(net_.run(trainer.run->save_checkpoint(file)));
+    return values_in(file);
   }
   void expect_same_state(const Trainer& one, const Trainer& other) {
     EXPECT_EQ(one.anchor(), other.anchor());
@@ -115,6 +145,7 @@ class OuterSteps : public ::testing::Test {
   sim::Swarm net_{sim::SwarmOptions{.seed = 1}};
   RunOptions options_;
   std::vector<codec::Shape> shapes_{{4}};
+  float start_ = 0;  ///< parameters of trainers that are made from now on
   std::vector<std::unique_ptr<Dht>> nodes_;
   std::vector<std::unique_ptr<Trainer>> trainers_;
 };

@@ -88,7 +88,7 @@ TEST_F(SharedModelCopies, ParametersThatARoundHasReplacedBesideTheTrainerAreRead
     co_await parts->finish();
     (void)co_await of.finish_state(true);
   }(replica));
-  swarm.run(model.note_change());
+  (void)swarm.run(model.change_beside());
   const auto after = copy();
   replica.publish();
   fill(7);
@@ -108,7 +108,7 @@ TEST_F(SharedModelCopies, ParametersThatWillBeExchangedAreReadUntilTheNextStep) 
   ExchangingReplica exchanging(swarm.runtime(), parameters, optim::Options(optim::AdamOptions{.lr = 0.1}));
   SharedModel shared(swarm.runtime(), exchanging);
   const auto state = swarm.run(shared.copy(swarm.runtime().after(10s))).value();
-  swarm.run(shared.note_change());
+  (void)swarm.run(shared.change_beside());
   EXPECT_EQ(copied_for(state), 0u);
   EXPECT_NE(swarm.run(shared.copy(swarm.runtime().after(10s))).value().version, state.version);
   {
@@ -177,6 +177,20 @@ TEST_F(SharedModelCopies, ACopyIsKeptOnlyAsLongAsADownloadUsesIt) {
   const auto again = take();
   EXPECT_EQ(first_value(again), 2.0f);
   EXPECT_NE(again.version, version) << "hashes of the copy before would make this peer a liar";
+}
+
+/// A checkpoint is to have the trainer's last steps, whatever others are downloading.
+TEST_F(SharedModelCopies, WhatIsCopiedBesideSomethingIsTheModelOfNow) {
+  SharedModel copied(swarm.runtime(), replica, true);
+  const auto take = [&](SharedModel::Beside beside) {
+    return swarm.run(copied.copy(swarm.runtime().after(10s), std::move(beside))).value();
+  };
+  set(1);
+  const auto download = take(nullptr);
+  set(2);
+  EXPECT_EQ(first_value(take([]() -> Task<void> { co_return; })), 2.0f);
+  EXPECT_EQ(first_value(take(nullptr)), 1.0f) << "all that ask have one copy";
+  EXPECT_EQ(first_value(download), 1.0f);
 }
 
 /// Each step afterwards would fail.

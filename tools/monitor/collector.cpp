@@ -35,7 +35,11 @@ Task<void> some_at_once(Runtime& runtime, std::vector<Task<void>> calls) {
 }  // namespace
 
 Collector::Collector(Dht& dht, CollectorOptions options)
-    : dht_(dht), options_(std::move(options)), history_(options_.run_id), changed_(dht.runtime(), "a look at the run") {
+    : dht_(dht),
+      options_(std::move(options)),
+      history_(options_.run_id),
+      began_(dht.runtime().now()),
+      changed_(dht.runtime(), "a look at the run") {
   if (options_.history_path.empty()) return;
   const auto nonsense = history_.load(options_.history_path);
   if (!nonsense) throw ErrorException(nonsense.error());
@@ -115,8 +119,9 @@ void Collector::warn_if_blind() {
   warnings.insert(warnings.begin(), blind_warning(since));
 }
 
-bool Collector::sees_the_run() const {
-  return answered_ && dht_.runtime().now() - *answered_ <= std::max<Duration>(kStale, kStaleLooks * options_.period);
+bool Collector::misses_the_run() const {
+  const TimePoint heard = answered_.value_or(began_);
+  return dht_.runtime().now() - heard > std::max<Duration>(kStale, kStaleLooks * options_.period);
 }
 
 // ---- The swarm

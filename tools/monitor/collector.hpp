@@ -32,7 +32,9 @@ class Collector {
   const std::deque<Look>& looks() const { return history_.looks(); }
   std::uint64_t failed_looks() const { return failed_looks_; }
   /// Whether the swarm has answered a look lately: what is shown is of now.
-  bool sees_the_run() const;
+  bool sees_the_run() const { return answered_ && !misses_the_run(); }
+  /// Whether the swarm should have answered by now: of a monitor that has just begun nothing is missing yet.
+  bool misses_the_run() const;
   /// Completes with the next view, or look that failed.
   Task<void> changed() { co_await changed_.wait(); }
 
@@ -49,6 +51,7 @@ class Collector {
   Dht& dht_;
   const CollectorOptions options_;
   LookHistory history_;
+  const TimePoint began_;
   RunRecords records_;
   double records_read_ = 0;            // when; 0: not yet
   std::optional<TimePoint> answered_;  // the same by the clock that nobody sets

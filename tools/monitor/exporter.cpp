@@ -76,7 +76,9 @@ RunExporter::RunExporter(Metrics& metrics, std::string run_id, std::size_t peers
       reachable_(gauge("cohive_swarm_nodes", "Nodes of the DHT.", {{"reachable", "yes"}})),
       unreachable_(gauge("cohive_swarm_nodes", "Nodes of the DHT.", {{"reachable", "no"}})),
       parts_(gauge("cohive_swarm_parts", "Parts of the DHT that do not know each other; 1 is right.")),
-      last_look_(gauge("cohive_swarm_last_look_timestamp_seconds", "When the run was looked at last.")),
+      last_look_(gauge("cohive_swarm_last_look_timestamp_seconds", "When the swarm answered a look at the run last.")),
+      sees_run_(gauge("cohive_swarm_sees_run",
+                      "Whether the swarm answers looks at the run: 1, or 0 for some minutes without an answer.")),
       failed_looks_(metrics.counter("cohive_swarm_failed_looks_total",
                                     "Looks at the run that the swarm did not answer.", {{"run_id", run_id_}})) {
   for (const char* kind : kWarnings)
@@ -84,6 +86,7 @@ RunExporter::RunExporter(Metrics& metrics, std::string run_id, std::size_t peers
   for (const char* name : kSoftware)
     software_.emplace(name, gauge("cohive_swarm_peers", "Peers by what they run.", {{"software", name}}));
   update({});
+  sees_run(true);
 }
 
 void RunExporter::update(const RunView& view) {
@@ -99,7 +102,7 @@ void RunExporter::update(const RunView& view) {
   reachable_.set(once_known(view.mapped, static_cast<double>(view.reachable)));
   unreachable_.set(once_known(view.mapped, static_cast<double>(view.nodes - view.reachable)));
   parts_.set(once_known(view.mapped, static_cast<double>(view.parts.size())));
-  last_look_.set(view.time);
+  last_look_.set(once_known(looked, view.time));
   for (const auto& [kind, gauge] : warnings_)
     gauge.set(static_cast<double>(std::ranges::count(view.warnings, kind, &Warning::kind)));
   for (const auto& [name, gauge] : software_)

@@ -12,6 +12,8 @@ class RunExporter {
   RunExporter(Metrics& metrics, std::string run_id, std::size_t peers);
   void update(const RunView& view);
   void look_failed() { failed_looks_.increment(); }
+  /// Whether what is told is of now. It is until something else is said: the first look takes a while.
+  void sees_run(bool sees) { sees_run_.set(sees ? 1 : 0); }
   /// The series of single peers, in Prometheus' text format: they come and go, and the registry keeps all for good. A
   /// peer that was told stays until it leaves the run; newcomers follow in the order of the view.
   const std::string& peer_text() const { return peer_text_; }
@@ -24,7 +26,7 @@ class RunExporter {
   const std::string run_id_;
   const std::size_t most_peers_;
   Gauge epoch_, samples_, target_, rate_, loss_, eta_, trainers_, clients_, reachable_, unreachable_, parts_,
-      last_look_;
+      last_look_, sees_run_;
   Counter failed_looks_;
   std::map<std::string, Gauge> warnings_, software_;
   std::vector<std::string> told_;

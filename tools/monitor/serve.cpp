@@ -94,6 +94,7 @@ Task<void> keep_telling(Collector& collector, RunExporter& exporter, Shown& show
     co_await collector.changed();
     for (; failed < collector.failed_looks(); ++failed) exporter.look_failed();
     exporter.update(collector.view());
+    exporter.sees_run(!collector.misses_the_run());
     shown.refresh();
   }
 }

@@ -24,6 +24,8 @@ namespace cohive::tools {
 namespace {
 
 constexpr std::size_t kFirstLosses = 8;  // their mean is where the loss began
+// Half precision overflows now and then. So many batches in a row mean that the training has diverged.
+constexpr std::size_t kOverflows = 8;
 
 void save_parameters(const OutputFile& file, torch::nn::Module& model) {
   std::vector<torch::Tensor> tensors;
@@ -91,6 +93,7 @@ class Trainer {
   bool at_end();
   StepReport step(const torch::Tensor& loss);
   torch::Tensor batch_loss();
+  void report_loss(double value);
   void train_batch(const torch::Tensor& loss);
   void train_until_the_end();
   void evaluate_if_due(std::uint64_t epoch);
@@ -107,6 +110,7 @@ class Trainer {
   std::vector<double> first_losses_;
   double loss_ = 0;  ///< of batches whose loss is finite
   bool told_of_loss_ = false;
+  std::size_t overflows_ = 0;  ///< batches in a row whose loss is not finite
   std::uint64_t batches_ = 0;
   bool failed_ = false;  ///< something that was tried at the end, or the data
   GradScaler scaler_;
@@ -276,16 +280,25 @@ torch::Tensor Trainer::batch_loss() {
   return workload_->batch_loss(options_.batch, random_);
 }
 
-void Trainer::train_batch(const torch::Tensor& loss) {
-  const double value = loss.item<double>();
-  ++batches_;
-  if (std::isfinite(value)) {  // half precision overflows now and then, and such a batch does not count
+/// The means leave a batch out whose loss is not finite. The metrics show such a loss, as the training may have
+/// diverged.
+void Trainer::report_loss(double value) {
+  if (std::isfinite(value)) {
+    overflows_ = 0;
     if (first_losses_.size() < kFirstLosses) first_losses_.push_back(value);
     loss_ = loss_ == 0 ? value : 0.95 * loss_ + 0.05 * value;
     if (optimizer_) optimizer_->report_loss(loss_);
-  } else if (!std::exchange(told_of_loss_, true)) {
-    log::warn("train", "the loss of a batch is {}: the loss that is shown is that of the other ones", value);
+    return;
   }
+  if (!std::exchange(told_of_loss_, true))
+    log::warn("train", "the loss of a batch is {}: means of losses are those of the other ones", value);
+  ++overflows_;
+  if (optimizer_ && (!scaler_.is_enabled() || overflows_ >= kOverflows)) optimizer_->report_loss(value);
+}
+
+void Trainer::train_batch(const torch::Tensor& loss) {
+  ++batches_;
+  report_loss(loss.item<double>());
   const StepReport report = step(loss);
   if (!ranks_.leads()) return;
   if (report.loaded_state)

@@ -108,6 +108,7 @@ class Exchange {
   struct Offer {
     std::shared_ptr<averaging::TensorParts> parts;  ///< as Averager::schema() describes them
     double weight = 1;                              ///< of this peer
+    bool finite = true;  ///< false: its values are not, others go out and weigh nothing, and the round has failed
   };
 
   /// Tells when the trainer may go on.
@@ -140,6 +141,9 @@ class Exchange {
   /// Tells whether a peer of the run that has missed rounds lacks these values alone: it downloads them, and its model
   /// stays.
   virtual bool lacks_kept_alone() const { return false; }
+  /// Called in place of a round that is due, where kept() has values and nobody was in sight for two epochs in a row:
+  /// this peer goes on from what it has come to. Nothing else uses the model meanwhile.
+  virtual Task<void> alone() { co_return; }
   /// Called before newer values of kept() are written, where the model stays; loaded() comes after. Nothing else uses
   /// the model meanwhile.
   virtual Task<void> renewing() { co_return; }

@@ -11,7 +11,6 @@ struct TrainMetrics {
       : epoch(metrics.gauge("cohive_train_epoch", "Epochs this peer has finished.")),
         global_epoch(metrics.gauge("cohive_train_global_epoch", "The epoch of the run.")),
         peers(metrics.gauge("cohive_train_peers", "Trainers in the run.")),
-        loss(metrics.gauge("cohive_train_loss", "Last loss reported by the trainer.")),
         global_rate(metrics.gauge("cohive_train_global_samples_per_second", "Samples per second of the whole run.")),
         samples(metrics.counter("cohive_train_samples_total", "Samples this peer has processed.")),
         grad_ok(metrics.counter("cohive_train_gradient_rounds_total", "Gradient averaging by outcome.",
@@ -33,7 +32,11 @@ struct TrainMetrics {
         target_samples(metrics.gauge("cohive_train_target_samples", "Samples of all trainers that end an epoch.")),
         epoch_seconds(metrics.histogram("cohive_train_epoch_seconds", "Time from one epoch's end to the next one's.",
                                         {0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600})) {}
-  Gauge epoch, global_epoch, peers, loss, global_rate;
+  /// Returns the gauge of the loss. It is made for the first loss: peers that report none would show one of 0.
+  static Gauge loss(Metrics& metrics) {
+    return metrics.gauge("cohive_train_loss", "Last loss reported by the trainer.");
+  }
+  Gauge epoch, global_epoch, peers, global_rate;
   Counter samples, grad_ok, grad_local, grad_missed, state_ok, state_failed, downloads;
   Counter checkpoints_ok, checkpoints_failed;
   Gauge checkpoint_epoch, target_samples;

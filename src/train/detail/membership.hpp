@@ -45,7 +45,8 @@ struct Membership {
   std::unique_ptr<p2p::OwnAddressCheck> own_addresses;  ///< where the initial peers name this peer
   std::unique_ptr<Dht> dht;
   std::shared_ptr<dht::RsaSignatureValidator> key;
-  std::shared_ptr<dht::Authorizer> authorizer;  ///< of a swarm with members
+  std::shared_ptr<dht::Authorizer> authorizer;          ///< of a swarm with members
+  std::unique_ptr<transport::Network> metrics_network;  ///< without the caps, which are for the swarm
   std::unique_ptr<p2p::MetricsServer> metrics_server;
   Subscription status;  ///< of the DHT
   bool ready = false;

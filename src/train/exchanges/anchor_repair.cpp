@@ -13,6 +13,18 @@ void copy(const std::vector<std::vector<float>>& from, std::vector<std::vector<f
   for (std::size_t i = 0; i < from.size(); ++i) std::ranges::copy(from[i], to[i].begin());
 }
 
+/// Notes how far the anchor moves, for those tensors that it moves in: it takes as much memory as their parameters.
+void note_shift(OuterMemory& memory, const std::vector<std::vector<float>>& to) {
+  memory.shift.resize(to.size());
+  for (std::size_t i = 0; i < to.size(); ++i) {
+    const auto& from = memory.anchor[i];
+    auto& shift = memory.shift[i];
+    if (to[i] == from) continue;
+    shift.resize(from.size());
+    for (std::size_t k = 0; k < from.size(); ++k) shift[k] += to[i][k] - from[k];
+  }
+}
+
 /// As that of parameters, or else as that of the differences that make the anchors: where one sender shall not move
 /// those anywhere, it shall not write the anchors either. Values of anchors are not left out, and not near zero.
 averaging::Aggregation aggregation_of_anchors(const RunOptions& options) {
@@ -106,6 +118,7 @@ class AnchorRepair final : public Exchange {
       co_await runtime_.offload(
           [memory = memory_, offered, steps = middle_of_steps(*round, averager_.dht().host().id())] {
             if (steps) memory->steps = static_cast<float>(*steps);
+            note_shift(*memory, offered->anchor);
             copy(offered->anchor, memory->anchor);
             copy(offered->momentum, memory->momentum);
             memory->checksum = checksum_of(memory->anchor);

@@ -1,5 +1,7 @@
 #include "exchanges.hpp"
 
+#include <algorithm>
+#include <iterator>
 #include <set>
 #include <stdexcept>
 
@@ -41,12 +43,14 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
 std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context, std::shared_ptr<LinkFit> fit) {
   std::vector<std::unique_ptr<Exchange>> exchanges;
   if (const auto& outer = context.options.outer_optimizer) {
+    // A repair's offer releases the trainer, and a step's reads the parameters before that: steps come first.
+    std::vector<std::unique_ptr<Exchange>> repairs;
     for (auto& fragment : fragments_of(context.replica.gradient_infos(), static_cast<std::size_t>(outer->fragments))) {
       auto step = std::make_unique<OuterStep>(context, *outer, std::move(fragment), fit);
-      auto repair = anchor_repair(context, step->memory(), *outer);
+      repairs.push_back(anchor_repair(context, step->memory(), *outer));
       exchanges.push_back(std::move(step));
-      exchanges.push_back(std::move(repair));
     }
+    std::ranges::move(repairs, std::back_inserter(exchanges));
     return exchanges;
   }
   std::vector<ExchangeFactory> factories;

@@ -9,6 +9,7 @@
 
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/optim/passes.hpp"
 #include "cohive/optim/step.hpp"
 #include "train/checkpoint_content.hpp"
 
@@ -96,6 +97,19 @@ void subtract(std::span<float> from, std::span<const float> values) {
 void add(std::span<float> to, std::span<const float> values) {
   std::ranges::transform(to, values, to.begin(), std::plus());
 }
+/// Does the same for all tensors; one without values is zero.
+void subtract_all(std::vector<std::vector<float>>& from, const std::vector<std::vector<float>>& values) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (!values[i].empty()) subtract(from[i], values[i]);
+}
+void add_all(std::vector<std::vector<float>>& to, const std::vector<std::vector<float>>& values) {
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (!values[i].empty()) add(to[i], values[i]);
+}
+
+bool are_finite(const std::vector<std::vector<float>>& values) {
+  return std::ranges::all_of(values, [](const auto& one) { return optim::all_finite(std::span<const float>(one)); });
+}
 
 /// What values differ by from an anchor takes their place.
 void become_difference(std::span<const float> anchor, std::span<float> values) {
@@ -114,6 +128,19 @@ void step(const optim::SgdOptions& sgd, std::vector<float>& anchor, std::vector<
   optim::TensorStep(sgd, memory, {.step = 2}).run(0, values.size());  // a momentum of zero is one
 }
 
+/// Keeps in the parameters what this peer has come to and no step has: no average came of it, or it was not offered.
+void keep_own(std::vector<std::vector<float>>& difference, const OuterMemory& memory) {
+  for (const auto& [stretch, own] : memory.failed) subtract(part_of(difference[stretch.tensor], stretch), own);
+  subtract_all(difference, memory.counted);
+}
+
+/// Begins at the parameters of this peer, without anything that it has of others.
+void begin_where_it_is(OuterMemory& memory, Replica& replica) {
+  replica.read_parameters(memory.in_model(memory.anchor));
+  for (auto& momentum : memory.momentum) std::ranges::fill(momentum, 0.0f);
+  memory.shift.clear();
+}
+
 /// The outer step. `difference` becomes the next parameters.
 void step_to_difference(OuterMemory& memory, const optim::SgdOptions& sgd) {
   memory.steps += 1;
@@ -121,14 +148,13 @@ void step_to_difference(OuterMemory& memory, const optim::SgdOptions& sgd) {
     step(sgd, memory.anchor[i], memory.momentum[i], memory.difference[i]);
     std::ranges::copy(memory.anchor[i], memory.difference[i].begin());
   }
-  for (const auto& [stretch, own] : memory.failed) subtract(part_of(memory.difference[stretch.tensor], stretch), own);
+  keep_own(memory.difference, memory);
 }
 
 /// The outer step. `own` becomes what is added to the parameters that the trainer has gone on to change.
 void step_beside(OuterMemory& memory, const optim::SgdOptions& sgd) {
   memory.steps += 1;
-  for (const auto& [stretch, own] : memory.failed)
-    std::ranges::fill(part_of(memory.own[stretch.tensor], stretch), 0.0f);
+  keep_own(memory.own, memory);
   for (std::size_t i = 0; i < memory.anchor.size(); ++i) {
     subtract(memory.own[i], memory.anchor[i]);
     step(sgd, memory.anchor[i], memory.momentum[i], memory.difference[i]);
@@ -194,15 +220,25 @@ double OuterStep::weight_of(const Moment& moment) const {
 
 Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   const bool parameters = averages_parameters(moment.divided);
-  co_await runtime_.offload(
+  finite_ = co_await runtime_.offload(
       [&replica = replica_, memory = memory_, parameters, keeps_own = is_delayed(moment), used = replica_.in_use()] {
         replica.read_parameters(memory->in_model(memory->difference));
         memory->failed.clear();
         memory->averaged.clear();
         if (!parameters) become_differences(memory->anchor, memory->difference);
-        if (!keeps_own) return;
-        memory->own = memory->difference;
-        if (parameters) become_differences(memory->anchor, memory->own);
+        if (keeps_own) {
+          memory->own = memory->difference;
+          if (parameters) become_differences(memory->anchor, memory->own);
+        }
+        const bool finite = are_finite(memory->difference);
+        if (!finite) {
+          memory->difference = memory->anchor;
+          if (!parameters) become_differences(memory->anchor, memory->difference);
+          return false;
+        }
+        for (const auto* no_difference : {&memory->counted, &memory->shift})
+          parameters ? add_all(memory->difference, *no_difference) : subtract_all(memory->difference, *no_difference);
+        return true;
       });
   if (!is_delayed(moment))
     owed_before_.reset();
@@ -235,18 +271,23 @@ Task<Exchange::Offer> OuterStep::offer(const Moment& moment) {
   };
   std::vector<averaging::TensorSpan> values(memory_->difference.begin(), memory_->difference.end());
   co_return Offer{std::make_shared<averaging::HostParts>(runtime_, infos_, std::move(values), std::move(how)),
-                  weight_of(moment)};
+                  finite_ ? weight_of(moment) : 0, finite_};
 }
 
 Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport* round) {
   owed_before_.reset();
   if (moment.occasion == Occasion::given_up) co_return Effect::none;
+  if (!finite_) co_return Effect::behind;
   if (round && moment.occasion == Occasion::epoch_end) fit_next_rounds(moment, *round);
-  if (!round || is_behind(*round)) {
+  const bool told = round && is_told_to_be_behind(*round);
+  const bool behind = told && believes_to_be_behind();
+  const bool nothing = values_ > 0 && memory_->averaged.empty();
+  if (!round || behind || nothing) {
     co_await keep_what_was_averaged(moment);
-    co_return round ? Effect::behind : Effect::none;
+    co_return behind ? Effect::behind : Effect::none;
   }
   averaged_ = true;
+  alone_ = false;
   const bool parameters = averages_parameters(moment.divided);
   compare_anchors(*round, parameters);
   if (moment.occasion == Occasion::epoch_end) warn_of_short_rounds(moment.batches);
@@ -256,8 +297,7 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
   if (moment.occasion == Occasion::extra) sgd = {.lr = 1};
   const bool delayed = is_delayed(moment);
   co_await runtime_.offload(
-      [&replica = replica_, memory = memory_, sgd, parameters, delayed, used = replica_.in_use()] {
-        memory->counted.clear();  // the difference of this round had it, too
+      [&replica = replica_, memory = memory_, sgd, parameters, delayed, told, used = replica_.in_use()] {
         if (parameters) become_differences(memory->anchor, memory->difference);
         if (delayed) {
           step_beside(*memory, sgd);
@@ -266,6 +306,8 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
           step_to_difference(*memory, sgd);
           replica.write_parameters(memory->in_model(memory->difference));
         }
+        memory->shift.clear();
+        if (!told) memory->counted.clear();  // nobody has stepped by it: it is part of the next difference
         memory->checksum = checksum_of(memory->anchor);
       });
   co_return delayed ? Effect::publishable : Effect::none;
@@ -275,21 +317,21 @@ Task<Effect> OuterStep::take(const Moment& moment, const averaging::RoundReport*
 /// have left it out, or it is behind. What they have taken is in the anchor of the others. What they have not taken is
 /// in the next difference. So is what came of local steps since the offer, which the parameters have and `own` lacks.
 Task<void> OuterStep::keep_what_was_averaged(const Moment& moment) {
-  if (weight_of(moment) <= 0) co_return;
+  if (weight_of(moment) <= 0 || memory_->averaged.empty()) co_return;
   counted_at_steps_ = memory_->steps;
   co_await runtime_.offload(
       [&replica = replica_, memory = memory_, delayed = is_delayed(moment), used = replica_.in_use()] {
         const std::lock_guard lock(memory->mutex);
         const auto averaged = std::exchange(memory->averaged, {});
-        if (averaged.empty()) return;
         if (!delayed) {  // the averages have taken its place; the trainer waits
           replica.read_parameters(memory->in_model(memory->difference));
           become_differences(memory->anchor, memory->difference);
         }
         auto& own = delayed ? memory->own : memory->difference;
+        subtract_all(own, memory->shift);
         if (memory->counted.empty())
           for (const auto& values : own) memory->counted.emplace_back(values.size());
-        // In place of what an earlier round has counted there: this difference had that, too.
+        // In place of what an earlier round has counted there: this difference has that, too.
         for (const Stretch& stretch : averaged)
           std::ranges::copy(part_of(own[stretch.tensor], stretch),
                             part_of(memory->counted[stretch.tensor], stretch).begin());
@@ -303,7 +345,8 @@ Task<void> OuterStep::drop() {
 
 /// Most of the others have made a step that this peer has missed. One of them alone can say any number, and a leader
 /// can name any number of members: those count that have taken part, and where there are some that this peer has
-/// averaged with before, these alone.
+/// averaged with before, these alone. Where this peer has made its last steps alone, their number says little: others
+/// may have made as many to an anchor of their own. Of two such peers the same one gives way on both sides.
 bool OuterStep::is_told_to_be_behind(const averaging::RoundReport& round) const {
   struct Say {
     std::size_t all = 0, ahead = 0;
@@ -311,20 +354,26 @@ bool OuterStep::is_told_to_be_behind(const averaging::RoundReport& round) const 
   Say acquainted, strangers;
   const PeerId own = averager_.dht().host().id();
   const auto contributors = contributors_and(own, round);
+  const auto is_ahead = [&](const Greeting& told) {
+    if (!told.steps) return false;
+    const auto steps = static_cast<float>(*told.steps);
+    if (steps != memory_->steps || !alone_) return steps > memory_->steps;
+    const std::uint64_t checksum = told.checksum.value_or(0);
+    return checksum != 0 && checksum != memory_->checksum && (contributors.size() > 2 || checksum > memory_->checksum);
+  };
   for (const auto& member : round.group) {
     if (member.peer == own || !contributors.contains(member.peer)) continue;
     Say& say = averager_.dht().host().reputation().has_history(member.peer) ? acquainted : strangers;
-    const auto steps = greeting_of(member).steps;
     ++say.all;
-    say.ahead += steps && static_cast<float>(*steps) > memory_->steps;
+    say.ahead += is_ahead(greeting_of(member));
   }
   const Say& say = acquainted.all > 0 ? acquainted : strangers;
   return 2 * say.ahead > say.all;
 }
 
-/// If no state bears it out, they are believed less often each time.
-bool OuterStep::is_behind(const averaging::RoundReport& round) {
-  if (!is_told_to_be_behind(round) || !doubt_.is_over(runtime_.now())) return false;
+/// If no state bears out what members say, they are believed less often each time.
+bool OuterStep::believes_to_be_behind() {
+  if (!doubt_.is_over(runtime_.now())) return false;
   doubt_.begin(runtime_.now());
   told_at_steps_ = memory_->steps;
   return true;
@@ -407,10 +456,29 @@ std::vector<Exchange::Kept> OuterStep::kept() {
   return kept;
 }
 
+/// What this peer comes to alone is no difference from an anchor: the next round would step by all of it at once, and
+/// the momentum would repeat it for many more.
+Task<void> OuterStep::alone() {
+  finite_ = co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
+    replica.read_parameters(memory->in_model(memory->difference));
+    if (!are_finite(memory->difference)) return false;
+    begin_where_it_is(*memory, replica);
+    memory->counted.clear();
+    memory->checksum = checksum_of(memory->anchor);
+    return true;
+  });
+  if (!finite_) co_return;
+  memory_->steps += 1;  // whoever still has the anchor before learns that this is another one
+  memory_->differs = false;
+  averaged_ = false;
+  alone_ = true;
+  forget_what_is_owed();
+}
+
 /// What this peer has come to since the round before it missed one goes on from the anchor of the others.
 Task<void> OuterStep::replacing() {
   carries_ = false;
-  if (averaged_) co_await renewing();
+  if (averaged_ && finite_) co_await renewing();
 }
 
 /// Until loaded() `difference` is what the parameters have beyond the anchor.
@@ -420,38 +488,37 @@ Task<void> OuterStep::renewing() {
   memory_->checksum = 0;
   co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
     replica.read_parameters(memory->in_model(memory->difference));
-    for (std::size_t i = 0; i < memory->anchor.size(); ++i) subtract(memory->difference[i], memory->anchor[i]);
+    subtract_all(memory->difference, memory->anchor);
+    add_all(memory->difference, memory->shift);
   });
 }
 
 Task<void> OuterStep::reset() {
   averaged_ = false;
+  alone_ = false;
+  finite_ = true;
   if (!carries_) memory_->counted.clear();
   trained_from_ = kNone;
   memory_->steps = 0;
   memory_->checksum = 0;
   forget_what_is_owed();
-  co_await runtime_.offload([&replica = replica_, memory = memory_, used = replica_.in_use()] {
-    replica.read_parameters(memory->in_model(memory->anchor));
-    for (auto& momentum : memory->momentum) std::ranges::fill(momentum, 0.0f);
-  });
+  co_await runtime_.offload(
+      [&replica = replica_, memory = memory_, used = replica_.in_use()] { begin_where_it_is(*memory, replica); });
 }
 
 /// What rounds have counted is in the anchor of the others only if they have made a step more.
 Task<void> OuterStep::loaded() {
   if (memory_->steps > told_at_steps_) doubt_.end();
-  auto counted = std::exchange(memory_->counted, {});
-  if (memory_->steps <= counted_at_steps_) counted.clear();
+  alone_ = false;
   if (!std::exchange(carries_, false)) co_return;
   averaged_ = true;
-  co_await runtime_.offload(
-      [&replica = replica_, memory = memory_, counted = std::move(counted), used = replica_.in_use()] {
-        for (std::size_t i = 0; i < memory->anchor.size(); ++i) {
-          if (!counted.empty()) add(memory->difference[i], counted[i]);
-          add(memory->difference[i], memory->anchor[i]);
-        }
-        replica.write_parameters(memory->in_model(memory->difference));
-      });
+  const bool has_counted = memory_->steps > counted_at_steps_;
+  co_await runtime_.offload([&replica = replica_, memory = memory_, has_counted, used = replica_.in_use()] {
+    memory->shift.clear();
+    if (has_counted) add_all(memory->difference, std::exchange(memory->counted, {}));
+    add_all(memory->difference, memory->anchor);
+    replica.write_parameters(memory->in_model(memory->difference));
+  });
 }
 
 }  // namespace cohive::train

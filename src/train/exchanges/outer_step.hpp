@@ -39,8 +39,11 @@ struct OuterMemory {
     std::vector<float> own;
   };
   /// How much of what this peer has come to was averaged in a round whose step it has not made: the step of the others
-  /// has it. Values of stretches without an average are 0; empty: nothing.
+  /// has it, and no offer of this peer has it again. Values of stretches without an average are 0; empty: nothing.
   std::vector<std::vector<float>> counted;
+  /// How far repairs have moved the anchor, and not the parameters, since the last step: that is nothing that this peer
+  /// has come to. Empty, or a tensor without values: not at all.
+  std::vector<std::vector<float>> shift;
   std::mutex mutex;                          // of what follows
   std::vector<Failed> failed;                // stretches of this round of which no average came
   std::vector<averaging::Stretch> averaged;  // those of which one came
@@ -85,7 +88,8 @@ class OuterStep final : public Exchange {
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
   Task<void> drop() override;
   std::vector<Kept> kept() override;
-  bool lacks_kept_alone() const override { return true; }
+  bool lacks_kept_alone() const override { return finite_; }  // else the optimizer's statistics are not finite, either
+  Task<void> alone() override;
   Task<void> renewing() override;
   Task<void> replacing() override;
   Task<void> reset() override;
@@ -101,7 +105,7 @@ class OuterStep final : public Exchange {
   double weight_of(const Moment& moment) const;
   bool averages_parameters(bool divided) const { return divided && !optimizer_.open_diloco; }
   bool is_told_to_be_behind(const averaging::RoundReport& round) const;
-  bool is_behind(const averaging::RoundReport& round);
+  bool believes_to_be_behind();
   Task<void> keep_what_was_averaged(const Moment& moment);
   void compare_anchors(const averaging::RoundReport& round, bool parameters);
   void fit_next_rounds(const Moment& moment, const averaging::RoundReport& round);
@@ -130,6 +134,8 @@ class OuterStep final : public Exchange {
   std::uint64_t trained_from_ = 0;  // the epoch that the last exchange led to
   bool whole_ = false;              // this peer has trained in all epochs since then
   bool averaged_ = false;           // the anchor is one that others have had, too
+  bool alone_ = false;              // the anchor is one that this peer has come to alone
+  bool finite_ = true;              // the parameters were when they were read last
   bool carries_ = false;            // until loaded(): `difference` has what this peer has come to
   bool warned_ = false;
   GrowingPause doubt_ = doubt_of_members();
@@ -138,8 +144,7 @@ class OuterStep final : public Exchange {
   bool few_bits_ = false;       // of the parameters of the last group that averaged these
 };
 
-/// Averages the anchors now and then, where they differ. The parameters stay as they are: what changes in an anchor is
-/// part of the next difference.
+/// Averages the anchors now and then, where they differ. The parameters stay as they are until the next step.
 std::unique_ptr<Exchange> anchor_repair(const ExchangeContext& context, std::shared_ptr<OuterMemory> memory,
                                         const OuterOptimizer& optimizer);
 

@@ -63,7 +63,8 @@ class Parameters final : public Exchange {
   Task<Offer> offer(const Moment& moment) override {
     parts_ = co_await replica_.state_parts(round_of(moment));
     if (common_) parts_ = std::make_shared<averaging::RelativeParts>(runtime(), std::move(parts_), common_);
-    co_return Offer{parts_, moment.occasion == Occasion::following ? 0.0 : 1.0};
+    const bool counts = moment.occasion == Occasion::epoch_end || moment.occasion == Occasion::extra;
+    co_return Offer{parts_, counts ? 1.0 : 0.0};
   }
   Task<Effect> take(const Moment&, const averaging::RoundReport* round) override {
     if (!round) co_await parts_->finish();

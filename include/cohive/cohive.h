@@ -292,7 +292,8 @@ COHIVE_API int32_t cohive_round_stage(cohive_round* round, int32_t* stage);
 COHIVE_API void cohive_round_free(cohive_round* round);
 
 /** Answers COHIVE_EVENT_STATE: the state as it is now, which is copied. COHIVE_NOT_FOUND: nobody waits for it any more,
- * as where its swarm was left meanwhile. \param metadata  msgpack of a map that is not empty; null: nothing is shared */
+ * as where its swarm was left meanwhile.
+ * \param metadata  msgpack of a map that is not empty; null: nothing is shared */
 COHIVE_API int32_t cohive_state_answer(uint64_t tag, const uint8_t* metadata, size_t size, const cohive_tensor* tensors,
                                        size_t count);
 /** A tensor of a state that was downloaded; it lives as long as the ticket. */

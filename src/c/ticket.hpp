@@ -30,7 +30,7 @@ class Ticket {
   /// \param give_up  called by cancel(), once, on the caller's thread; see GiveUp
   void on_cancel(std::function<void()> give_up) { give_up_.set(std::move(give_up)); }
   void cancel() { give_up_.ask(); }
-  /// Whether cancel() was called before the end.
+  /// Tells whether cancel() was called before the end.
   bool cancelled() const { return give_up_.asked(); }
 
   std::int32_t wait(std::int64_t timeout_ms);

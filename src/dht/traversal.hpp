@@ -100,7 +100,7 @@ class Traversal {
     bool crowded = false;  // nearer nodes of its block have answered
     std::optional<std::uint64_t> block = std::nullopt;
   };
-  /// What became of the nodes that one node has named. Those that have another id than it said have failed it.
+  /// Counts what became of the nodes that one node has named. Those that have another id than it said have failed it.
   struct Named {
     std::size_t failed = 0, answered = 0;
     bool is_fabricating() const;

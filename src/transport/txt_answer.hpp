@@ -1,4 +1,4 @@
-// What a name server answers a question for TXT records.
+// Reads what a name server answers a question for TXT records.
 #pragma once
 
 #include <string>

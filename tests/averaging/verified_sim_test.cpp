@@ -29,6 +29,12 @@ class Verified : public Averaging {
     };
     return options;
   }
+  void add_three_and_one_that_pretends(double share) {
+    for (int i = 0; i < 3; ++i) add(checking(share));
+    AveragerOptions options = quick();
+    options.aggregation = Mean();
+    add(pretending(options));
+  }
   /// How many values of a peer's first tensor are still its own number.
   static std::size_t kept(const Peer& peer, float number) {
     return static_cast<std::size_t>(std::ranges::count(peer.a, number));
@@ -185,10 +191,7 @@ TEST_F(Verified, AReducerThatLiesIsInNoGroupOfTheNextRound) {
 
 /// It signs nothing, so that nobody could be shown what it sent; and it is bound to nothing.
 TEST_F(Verified, APeerThatOnlyPretendsToCheckIsLeftOutAndItsAveragesAreNotUsed) {
-  for (int i = 0; i < 3; ++i) add(checking(0.5));
-  auto options = quick();
-  options.aggregation = Mean();
-  add(pretending(options));
+  add_three_and_one_that_pretends(0.5);
   const auto results = step_all(same());
   for (std::size_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(results[i]) << results[i].error();
@@ -202,10 +205,7 @@ TEST_F(Verified, APeerThatOnlyPretendsToCheckIsLeftOutAndItsAveragesAreNotUsed) 
 
 /// It says so by binding its answers to nothing.
 TEST_F(Verified, AReducerThatSaysThereIsNoAverageHasToShowWhy) {
-  for (int i = 0; i < 3; ++i) add(checking(1));
-  auto options = quick();
-  options.aggregation = Mean();
-  add(pretending(options));
+  add_three_and_one_that_pretends(1);
   const auto results = step_all(same());
   for (std::size_t i = 0; i < 3; ++i) {
     ASSERT_TRUE(results[i]) << results[i].error();

@@ -37,10 +37,10 @@ Task<std::string> say(transport::Stream& stream, std::string words) {
   co_return heard ? std::string(as_text(heard->view())) : heard.error().message();
 }
 
-/// A machine whose network may be away.
-class OfflineNetwork final : public transport::Network {
+/// A machine that does what another network does: others of these tests differ from it.
+class Machine : public transport::Network {
  public:
-  explicit OfflineNetwork(std::unique_ptr<transport::Network> inner) : inner_(std::move(inner)) {}
+  explicit Machine(std::unique_ptr<transport::Network> inner) : inner_(std::move(inner)) {}
   Runtime& runtime() override { return inner_->runtime(); }
   Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
     return inner_->listen(address);
@@ -48,14 +48,24 @@ class OfflineNetwork final : public transport::Network {
   using Network::dial;
   Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
                                                                Deadline deadline) override {
-    if (offline) co_return system_error(transport::Errc::unreachable, ENETUNREACH, address.text());
-    co_return co_await inner_->dial(std::move(address), std::move(from), deadline);
+    return inner_->dial(std::move(address), std::move(from), deadline);
   }
-
-  bool offline = false;
 
  private:
   std::unique_ptr<transport::Network> inner_;
+};
+
+/// A machine whose network may be away.
+class OfflineNetwork final : public Machine {
+ public:
+  using Machine::dial, Machine::Machine;
+  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
+                                                               Deadline deadline) override {
+    if (offline) co_return system_error(transport::Errc::unreachable, ENETUNREACH, address.text());
+    co_return co_await Machine::dial(std::move(address), std::move(from), deadline);
+  }
+
+  bool offline = false;
 };
 
 struct Connections : testing::Test {
@@ -154,22 +164,12 @@ TEST_F(Connections, APeerThatCameBackIsReachedByItsNewLinkAtOnce) {
 // ---- Limits
 
 /// A machine that lets a process have few connections.
-class SmallMachine final : public transport::Network {
+class SmallMachine final : public Machine {
  public:
-  SmallMachine(std::unique_ptr<transport::Network> inner, std::size_t most) : inner_(std::move(inner)), most_(most) {}
-  Runtime& runtime() override { return inner_->runtime(); }
-  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
-    return inner_->listen(address);
-  }
-  using Network::dial;
-  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
-                                                               Deadline deadline) override {
-    return inner_->dial(std::move(address), std::move(from), deadline);
-  }
+  SmallMachine(std::unique_ptr<transport::Network> inner, std::size_t most) : Machine(std::move(inner)), most_(most) {}
   std::size_t max_connections() const override { return most_; }
 
  private:
-  std::unique_ptr<transport::Network> inner_;
   std::size_t most_;
 };
 

@@ -31,8 +31,8 @@ struct TransportOptions {
   Duration keepalive_timeout = 10s;        ///< no pong within: the connection is dead
   Duration write_timeout = 10s;            ///< one flush to the socket
   std::size_t max_inbound_streams = 1024;  ///< open at once, per connection
-  /// Of streams that the peer opened, 16 s' worth at once; more end the connection. Those count that it resets, those
-  /// that are too many, and those that we reset before it has asked for anything on them.
+  /// Bounds resets of streams that the peer opened, 16 s' worth at once; more end the connection. Those count that it
+  /// resets, those that are too many, and those that we reset before it has asked for anything on them.
   double max_resets_per_second = 256;
   /// Bytes in one direction after which a connection ends, to be opened anew with new keys: AES-GCM protects 390 GB.
   /// From half of it on it ends when no stream is open.

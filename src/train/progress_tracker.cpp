@@ -10,6 +10,7 @@
 #include "core/detail/median.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "majority.hpp"
+#include "member_reports.hpp"
 #include "progress_entry.hpp"
 #include "shards/shards.hpp"
 
@@ -44,6 +45,9 @@ ProgressTracker::ProgressTracker(Dht& dht, std::shared_ptr<dht::RsaSignatureVali
       fetch_wanted_(runtime_, "time to look at the run's progress"),
       seen_(runtime_, "news of the run's progress"),
       shards_(std::make_unique<ProgressShards>(dht_, key_, options_)),
+      answers_(std::make_unique<MemberReports>(
+          dht_, options_.run_id,
+          [this] { return trains() && !withdrawn_ ? std::optional(report_for_others()) : std::nullopt; })),
       tasks_(runtime_, "progress tracker") {
   if (const auto fault = fault_of_name(options_.run_id))
     throw std::invalid_argument("TrackerOptions::run_id " + *fault);
@@ -57,6 +61,7 @@ void ProgressTracker::start() {
   restart_timer();
   // This peer answers for shards before it has looked: others may know by then that the run is large.
   if (options_.sharded_above > 0) shards_->serve();
+  answers_->serve();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
 }
@@ -85,7 +90,7 @@ void ProgressTracker::set(const GlobalProgress& progress) {
       log::warn("train", "no other trainer of run {} is in sight any more; going on alone", options_.run_id);
     if (global_.expected > 1) company_left_ = runtime_.now();
     global_ = progress;
-    global_.expected = expected_of(progress);
+    count_expected(global_);
     global_.others_train = !others_.empty();
     global_.shard_bytes = shards_->bytes_sent();
   }
@@ -150,6 +155,7 @@ void ProgressTracker::update_epoch(std::uint64_t epoch) {
   epoch_ = epoch;
   samples_ = 0;
   changed_at_ = dht_.now();
+  entered_ = runtime_.now();
   restart_timer();
   publish();
   fetch_soon();
@@ -186,16 +192,22 @@ void ProgressTracker::publish() {
   changed_.notify_all();
 }
 
+/// A report may wait to be stored. What is done since its time, others reckon. A long batch makes it no old one.
+ShardReport ProgressTracker::report_for_others() const {
+  const double now = dht_.now();
+  ShardReport report = own_report();
+  report.time = std::clamp(report.time, now - to_seconds(options_.metadata_expiration) / 2, now);
+  return report;
+}
+
 Task<void> ProgressTracker::store_record(bool goodbye, std::optional<Deadline> deadline) {
   using namespace msgpack;
   const double now = dht_.now();
-  // A report may wait to be stored. What is done since its time, others reckon. A long batch makes it no old one.
-  const ShardReport own = own_report();
-  const double time = std::clamp(own.time, now - to_seconds(options_.metadata_expiration) / 2, now);
+  const ShardReport own = report_for_others();
   const double expiration = dht::later_expiration(now + to_seconds(options_.metadata_expiration), newest_expiration_);
   Value record;
   if (!goodbye)
-    record = entry_value(dht_.host().id(), own.epoch, own.samples, own.samples_per_second, time, own.client);
+    record = entry_value(dht_.host().id(), own.epoch, own.samples, own.samples_per_second, own.time, own.client);
   const auto stored = co_await dht_.store(options_.run_id + "_progress", Bin{key_->ownership_marker()},
                                           std::move(record), expiration, deadline);
   if (!stored && !goodbye) log::warn("train", "the swarm does not know our progress: {}", stored.error());
@@ -244,8 +256,9 @@ bool ProgressTracker::is_absent(const PeerId& peer) const {
 
 /// Each of them may hold a round up, so an invented one must not be among them. Where some trainers were drawn, their
 /// share counts.
-std::size_t ProgressTracker::expected_of(const GlobalProgress& progress) const {
-  if (progress.peers == 0) return 0;
+void ProgressTracker::count_expected(GlobalProgress& progress) const {
+  progress.expected = progress.in_sight = 0;
+  if (progress.peers == 0) return;
   const p2p::Host& host = dht_.host();
   std::size_t known = 0, strangers = 0, absent = 0;
   for (const auto& [peer, report] : reports_) {
@@ -257,8 +270,12 @@ std::size_t ProgressTracker::expected_of(const GlobalProgress& progress) const {
     else if (host.connected(peer))
       ++strangers;
   }
-  if (drawn_) return progress.peers - std::min(progress.peers, absent);
-  return 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
+  if (drawn_) {
+    progress.expected = progress.in_sight = progress.peers - std::min(progress.peers, absent);
+    return;
+  }
+  progress.in_sight = 1 + known + strangers;
+  progress.expected = 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
 }
 
 /// A report may be all that there is of its peer: whether it can be reached is tried, one after another.
@@ -305,6 +322,7 @@ bool ProgressTracker::someone_is_behind() const {
 
 void ProgressTracker::met(const std::vector<PeerId>& peers) {
   if (met_.size() + peers.size() > kMaxBound) met_.clear();
+  members_ = peers;
   for (const PeerId& peer : peers) {
     const auto bound = bound_.find(peer);
     met_[peer] = bound == bound_.end() ? std::string() : bound->second;
@@ -457,13 +475,13 @@ ProgressTracker::Speeds ProgressTracker::compare_speeds(const std::vector<Entry>
   return speeds;
 }
 
-/// \param found  the record that the entries are from: some of its entries were drawn, or all are there
-void ProgressTracker::add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global) {
+/// Some entries of the record were drawn, or all are there.
+void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& global) {
   global.samples = global.own_samples = epoch_ == global.epoch ? samples_ : 0;
   double clients = 0, represented = 0;
   const auto own = static_cast<std::size_t>(std::ranges::count(entries, key_->ownership_marker(), &Entry::marker));
-  const auto others = static_cast<std::size_t>(std::ranges::count_if(found.entries(), is_of_owner)) - own;
-  const double each = drawn_ && others > 0 ? static_cast<double>(found.held - 1) / static_cast<double>(others) : 1;
+  const auto others = static_cast<std::size_t>(std::ranges::count_if(record_.entries(), is_of_owner)) - own;
+  const double each = drawn_ && others > 0 ? static_cast<double>(record_.held - 1) / static_cast<double>(others) : 1;
   const Speeds speeds = compare_speeds(entries);
   for (const Entry& entry : entries) {
     const bool ours = entry.marker == key_->ownership_marker();
@@ -541,10 +559,19 @@ Task<void> ProgressTracker::refresh() {
     co_return;
   }
   if (sharded_) co_return;  // since another look
-  std::vector<Entry> entries = found ? entries_of(*found) : std::vector<Entry>();
+  record_ = found ? std::move(*found) : dht::GetResult();
+  take_in();
+  dial_strangers();
+  ask_missing_members();
+}
+
+/// Takes in the record that was read last, and what members have told.
+void ProgressTracker::take_in() {
+  std::vector<Entry> entries = entries_of(record_);
   others_.clear();
-  drawn_ = found && found->is_sampled();
+  drawn_ = record_.is_sampled();
   bind_peers(entries);
+  if (!drawn_) take_answers(entries);
   GlobalProgress global;
   global.samples_per_second = kNoRate;
   note_reports(entries);
@@ -555,7 +582,7 @@ Task<void> ProgressTracker::refresh() {
     global.eta = dht_.now() + until_target(global);
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
   } else {
-    add_up(entries, *found, global);
+    add_up(entries, global);
   }
   const bool has_sum = std::ranges::any_of(entries, &Entry::is_sum);
   note_way(global.peers, has_sum && most_have_left_the_record(global.met));
@@ -565,9 +592,8 @@ Task<void> ProgressTracker::refresh() {
     log::info("train", "no other trainer reports for run {} yet: this is the first one, or the run has another name",
               options_.run_id);
   if (!std::exchange(looked_, true)) others_began_ = !alone;
-  if (sharded_ && global.peers < snapshot().peers) co_return;  // who has left the record is not gone
+  if (sharded_ && global.peers < snapshot().peers) return;  // who has left the record is not gone
   set(global);
-  dial_strangers();
 }
 
 void ProgressTracker::fetch_soon() {

@@ -18,6 +18,7 @@ class Progress : public dht::DhtSwarm {
     Dht& node = add({.client_mode = client_mode});
     auto key = std::make_shared<dht::RsaSignatureValidator>();
     node.add_validator(key);
+    keys.push_back(key);
     TrackerOptions options;
     options.run_id = "run";
     options.target_batch_size = kTarget;
@@ -45,6 +46,7 @@ class Progress : public dht::DhtSwarm {
     }
   }
 
+  std::vector<std::shared_ptr<dht::RsaSignatureValidator>> keys;  // of the trackers
   std::vector<std::unique_ptr<ProgressTracker>> trackers;
   std::map<ProgressTracker*, double> samples;
 };

@@ -6,7 +6,8 @@
 /// What a report is worth: identities cost nothing, so what strangers report proves nothing, however many they are. The
 /// epoch of the run is the largest one that most of those trainers have reached that this one has averaged with, or
 /// whose state it has taken. What others report beyond stays a claim (GlobalProgress::claimed) until a state proves it.
-/// The key that signs a report is bound to the peer id in it: of several keys the first one has it.
+/// The key that signs a report is bound to the peer id in it: of several keys the first one has it. Members of the last
+/// round whose reports do not come through the DHT are asked themselves.
 #pragma once
 
 #include <limits>
@@ -45,6 +46,7 @@ struct TrackerOptions {
 struct ProgressEntry;
 struct ProgressSum;
 struct ShardReport;
+class MemberReports;
 class ProgressShards;
 
 /// The run as last seen.
@@ -61,6 +63,7 @@ struct GlobalProgress {
   /// gone or asleep, as after a long sleep: then this one knows no more of the run than a newcomer.
   bool in_touch = false;
   std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
+  std::size_t in_sight = 0;  ///< the same with any number of strangers: more than rounds wait for
   /// Others report samples of this epoch: `samples` is an estimate. Those of this peer alone are counted.
   bool others_train = false;
   std::uint64_t shard_bytes = 0;  ///< sent by this peer so far, for progress in shards: its own, and as a leader
@@ -153,17 +156,23 @@ class ProgressTracker {
   bool most_have_left_the_record(std::size_t reporting) const;
   bool is_met(const PeerId& peer) const;
   bool is_absent(const PeerId& peer) const;
-  std::size_t expected_of(const GlobalProgress& progress) const;
+  void count_expected(GlobalProgress& progress) const;
   void dial_strangers();
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
   bool trains() const;
   ShardReport own_report() const;
+  ShardReport report_for_others() const;
   void note_way(std::size_t peers, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);
   Task<void> leave_shards();
   Task<Result<dht::GetResult>> read_record();
   void bind_peers(std::vector<Entry>& entries);
+  void take_answers(std::vector<Entry>& entries);
+  std::vector<PeerId> missing_members() const;
+  void ask_missing_members();
+  static Task<void> ask_them(ProgressTracker& self);
+  void take_in();
   void note_reports(const std::vector<Entry>& entries);
   void agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global);
   struct Speed {
@@ -176,7 +185,7 @@ class ProgressTracker {
     double most = std::numeric_limits<double>::infinity();  ///< that one of them is believed
   };
   Speeds compare_speeds(const std::vector<Entry>& entries);
-  void add_up(const std::vector<Entry>& entries, const dht::GetResult& found, GlobalProgress& global);
+  void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
   double until_target(const GlobalProgress& global) const;
   std::size_t readers_of(const GlobalProgress& progress) const;
   Duration least_period(std::size_t readers) const;
@@ -211,7 +220,7 @@ class ProgressTracker {
   std::uint64_t heard_ = 0;            // the epoch of most strangers with a connection
   double newest_expiration_ = 0;       // of our own report, by whatever our clock was
   Condition changed_, fetch_wanted_, seen_;
-  TimePoint started_{}, next_fetch_{};
+  TimePoint started_{}, next_fetch_{}, entered_{};  // the epoch
   mutable std::mutex mutex_;
   GlobalProgress global_;
   std::optional<TimePoint> company_left_;  // when the last one of other trainers did
@@ -225,14 +234,17 @@ class ProgressTracker {
     int rounds = 0;     // that it has missed since it was met last, one for each report
     TimePoint until{};  // a stranger is not expected before
   };
+  dht::GetResult record_;                       // as it was read last
   std::unordered_map<PeerId, Report> reports_;  // the latest ones
   std::unordered_map<PeerId, Absence> absent_;
   std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
       met_;                                        // the same as it was then; empty: it had not reported yet
   std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection, and when they are dialled again
-  bool dialling_ = false;
+  std::vector<PeerId> members_, unlisted_;         // that were met last; those whose reports only they have told us
+  bool dialling_ = false, asking_ = false;
   std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
   std::unique_ptr<ProgressShards> shards_;
+  std::unique_ptr<MemberReports> answers_;
   TaskGroup tasks_;
 };
 

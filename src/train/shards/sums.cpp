@@ -70,26 +70,36 @@ int bits_for(double trainers, int bits) {
   return bits;
 }
 
-std::string seal_report(const KeyPair& key, const std::string& run_id, const ShardReport& report) {
+std::string encode_report(const ShardReport& report) {
   proto::ShardReport message;
   message.set_epoch(report.epoch);
   message.set_samples(static_cast<float>(report.samples));
   message.set_samples_per_second(static_cast<float>(report.samples_per_second));
   message.set_time(report.time);
   message.set_client(report.client);
-  return seal_envelope(key, domain_of(run_id), kReportType, message.SerializeAsString());
+  return message.SerializeAsString();
 }
 
-std::optional<SignedReport> open_report(ByteView envelope, const std::string& run_id, double now) {
-  const auto opened = open_envelope(envelope, domain_of(run_id), kReportType);
+std::optional<ShardReport> decode_report(ByteView bytes, double now) {
   proto::ShardReport message;
-  if (!opened || !parse_bounded(message, as_bytes(opened->payload))) return std::nullopt;
+  if (!parse_bounded(message, bytes)) return std::nullopt;
   const ShardReport report{message.epoch(), message.samples(), message.samples_per_second(), message.time(),
                            message.client()};
   if (report.epoch > kMostEpochs || !is_plausible(report.samples, kMostClaimed) || !is_timely(report.time, now) ||
       !is_plausible(report.samples_per_second, kMostSpeed))
     return std::nullopt;
-  return SignedReport{opened->signer.peer_id(), report};
+  return report;
+}
+
+std::string seal_report(const KeyPair& key, const std::string& run_id, const ShardReport& report) {
+  return seal_envelope(key, domain_of(run_id), kReportType, encode_report(report));
+}
+
+std::optional<SignedReport> open_report(ByteView envelope, const std::string& run_id, double now) {
+  const auto opened = open_envelope(envelope, domain_of(run_id), kReportType);
+  const auto report = opened ? decode_report(as_bytes(opened->payload), now) : std::nullopt;
+  if (!report) return std::nullopt;
+  return SignedReport{opened->signer.peer_id(), *report};
 }
 
 void encode_sum(const ProgressSum& sum, proto::ProgressSum& message) {

@@ -50,6 +50,10 @@ std::string root_key_of(const std::string& run_id);
 /// Returns the bits of a run that had `bits` before: shards have 32 to 96 trainers on average.
 int bits_for(double trainers, int bits);
 
+std::string encode_report(const ShardReport& report);
+/// Returns a report that may be one of a trainer's; nullopt for others. \param now  Unix seconds
+std::optional<ShardReport> decode_report(ByteView bytes, double now);
+
 struct SignedReport {
   PeerId trainer;
   ShardReport report;

@@ -40,8 +40,14 @@ void RunRounds::consider() {
 /// A divided run does not know how many come to a group: it
 /// begins when the epoch ends by the estimate of its leader. Members whose estimates differ must be there by then.
 Duration RunRounds::search_time(const GlobalProgress& global) const {
-  const bool divided = run_.exchanges.front()->bits_for(global.expected, run_.options.target_group_size) > 0;
+  const bool divided = bits_for(*run_.exchanges.front(), global.expected) > 0;
   return run_.options.matchmaking_time * (divided ? kDividedLead : 1);
+}
+
+/// A newcomer, which knows few trainers yet, looks where the others do: it counts all that it sees.
+std::size_t RunRounds::bits_for(const Scheduled& scheduled, std::size_t expected) const {
+  if (scheduled.is_new()) expected = std::max(expected, run_.tracker.snapshot().in_sight);
+  return scheduled.bits_for(expected, run_.options.target_group_size);
 }
 
 void RunRounds::expect_members() {
@@ -97,7 +103,7 @@ void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t exp
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = run_.options.matchmaking_time / 2;
   round.last = run_.ended;
-  round.random_group_bits = scheduled.bits_for(expected, run_.options.target_group_size);
+  round.random_group_bits = bits_for(scheduled, expected);
   round.codecs = [&what = scheduled.exchange(), divided = round.random_group_bits > 0](
                      const std::vector<averaging::Member>& members) { return what.codecs(members, divided); };
   if (round.random_group_bits == 0) {

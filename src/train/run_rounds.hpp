@@ -47,6 +47,8 @@ class RunRounds {
 
   /// Begins to look for groups as soon as the epoch's end is nearer than the time that it takes.
   void consider();
+  /// Returns the bits by which a round of an exchange is divided, where so many trainers are expected.
+  std::size_t bits_for(const Scheduled& scheduled, std::size_t expected) const;
   /// Returns how long before the end of the epoch a group is looked for.
   Duration search_time(const GlobalProgress& global) const;
   /// A group that expects no more than came before a newcomer would begin without it.

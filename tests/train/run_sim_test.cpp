@@ -83,6 +83,20 @@ TEST(TrainingRun, LearnsInGroupsThatAreDrawnAnewForEveryRound) {
   EXPECT_LT(report.spread, report.first_loss / 20) << "averages mix through the whole run";
 }
 
+/// A newcomer has averaged with nobody, and looks for its first group where all others do.
+TEST(TrainingRun, TakesNewcomersIntoItsGroups) {
+  auto scenario = small_training();
+  scenario.trainers = 18;
+  scenario.duration = 4min;
+  scenario.replaced_per_minute = 0.05;
+  scenario.tune = [](RunOptions& options) { options.target_group_size = 8; };
+  const auto report = run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GE(report.newcomers, 2u);
+  EXPECT_EQ(report.newcomers_late, 0u);
+  EXPECT_LT(report.mean_group, 12) << "several groups";
+}
+
 TEST(TrainingRun, IsDividedIntoGroupsAboutAsLargeAsWanted) {
   auto scenario = small_training();
   scenario.trainers = 34;

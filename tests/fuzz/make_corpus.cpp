@@ -154,6 +154,27 @@ void transport(const Corpus& corpus) {
   corpus.add("tls_certificate", "extension", 1, der);
 }
 
+void names(const Corpus& corpus) {
+  const auto two_bytes = [](std::size_t value) {
+    return std::string{static_cast<char>(value >> 8), static_cast<char>(value)};
+  };
+  const auto record = [&](std::string_view data) {  // of the name in the question
+    return (two_bytes(0xc00c) + two_bytes(16) + two_bytes(1) + two_bytes(0) + two_bytes(60) + two_bytes(data.size()))
+        .append(data);
+  };
+  const auto answer = [&](std::size_t records, const std::string& all) {
+    const std::string head =
+        two_bytes(1) + two_bytes(0x8180) + two_bytes(1) + two_bytes(records) + two_bytes(0) + two_bytes(0);
+    return head + std::string("\x08_dnsaddr\4boot\7example\0", 23) + two_bytes(16) + two_bytes(1) + all;
+  };
+  const std::string text = "dnsaddr=/ip4/192.0.2.7/tcp/4001";
+  const std::string address = std::string(1, static_cast<char>(text.size())) + text;
+  corpus.add("txt_answer", "two_records", answer(2, record(address) + record("\3one\3two")));
+  corpus.add("txt_answer", "longer_than_its_record", answer(1, record("\x0ahello")));
+  corpus.add("txt_answer", "more_than_there_are", answer(0xffff, record(address)));
+  corpus.add("txt_answer", "empty_records", answer(3, record("") + record(std::string(1, '\0')) + record("")));
+}
+
 void peers(const Corpus& corpus) {
   proto::Identify identify;
   identify.set_public_key(kKey.public_key().protobuf());
@@ -517,6 +538,7 @@ int main(int argc, char** argv) {
   const Corpus corpus(argv[1]);
   core(corpus);
   transport(corpus);
+  names(corpus);
   peers(corpus);
   dht_messages(corpus);
   averaging(corpus);

@@ -73,24 +73,17 @@ class RoamingListener final : public transport::Listener {
 };
 
 /// A machine that may come to another network.
-class RoamingMachine final : public transport::Network {
+class RoamingMachine final : public transport::ForwardingNetwork {
  public:
   RoamingMachine(std::unique_ptr<transport::Network> inner, const std::vector<Multiaddr>& elsewhere)
-      : inner_(std::move(inner)), elsewhere_(elsewhere) {}
-  Runtime& runtime() override { return inner_->runtime(); }
+      : ForwardingNetwork(std::move(inner)), elsewhere_(elsewhere) {}
   Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
-    auto listener = inner_->listen(address);
+    auto listener = ForwardingNetwork::listen(address);
     if (!listener) return listener.error();
     return std::unique_ptr<transport::Listener>(std::make_unique<RoamingListener>(std::move(*listener), elsewhere_));
   }
-  using Network::dial;
-  Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
-                                                               Deadline deadline) override {
-    return inner_->dial(std::move(address), std::move(from), deadline);
-  }
 
  private:
-  std::unique_ptr<transport::Network> inner_;
   const std::vector<Multiaddr>& elsewhere_;
 };
 

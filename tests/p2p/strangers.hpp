@@ -9,6 +9,7 @@
 #include "cohive/testing/swarm.hpp"
 #include "cohive/transport/multistream.hpp"
 #include "cohive/transport/upgrade.hpp"
+#include "transport/detail/forwarding_network.hpp"
 
 namespace cohive::p2p {
 
@@ -108,24 +109,16 @@ class FewNames final : public transport::Resolver {
 };
 
 /// A network that notes what is dialled.
-class NotingNetwork final : public transport::Network {
+class NotingNetwork final : public transport::ForwardingNetwork {
  public:
-  explicit NotingNetwork(transport::Network& inner) : inner_(inner) {}
-  Runtime& runtime() override { return inner_.runtime(); }
-  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
-    return inner_.listen(address);
-  }
-  using Network::dial;
+  using ForwardingNetwork::dial, ForwardingNetwork::ForwardingNetwork;
   Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
                                                                Deadline deadline) override {
     dialled.push_back(address.text());
-    return inner_.dial(address, std::move(from), deadline);
+    return ForwardingNetwork::dial(std::move(address), std::move(from), deadline);
   }
 
   std::vector<std::string> dialled;
-
- private:
-  transport::Network& inner_;
 };
 
 }  // namespace cohive::p2p

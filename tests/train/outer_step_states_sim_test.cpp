@@ -158,5 +158,32 @@ TEST_F(OuterSteps, ACheckpointBeforeTheStepIsPublishedHasItInTheParameters) {
   EXPECT_EQ(again.parameters(), one.parameters());
 }
 
+/// The caller has put a state of its own into the memory, of an earlier epoch.
+TEST_F(OuterSteps, CheckpointsAreDueAgainAfterTheCallerHasGoneBack) {
+  const TemporaryFolder folder;
+  options_.checkpoints.directory = folder / "checkpoints";
+  options_.checkpoints.every_epochs = 2;
+  auto& one = make();
+  const auto opened = net_.run(one.run->open_checkpoints());
+  ASSERT_TRUE(opened) << opened.error();
+  one.run->start();
+  const auto train_to = [&](std::uint64_t epoch) {
+    one.tasks = std::make_unique<TaskGroup>(net_.runtime(), "trainer");
+    one.tasks->spawn(train(net_.runtime(), one), "trainer");
+    const bool there = wait_for(5min, [&] { return one.run->epoch() >= epoch; });
+    one.tasks.reset();
+    (void)net_.run(one.run->settle());
+    return there;
+  };
+  ASSERT_TRUE(train_to(10));
+  EXPECT_GE(one.run->stats().checkpoints, 4u);
+  net_.run(one.run->restore(0, [] {}));
+  const auto before = one.run->stats().checkpoints;
+  ASSERT_TRUE(train_to(6));
+  EXPECT_LT(one.run->epoch(), 10u);
+  EXPECT_GE(one.run->stats().checkpoints, before + 2);
+  end(one);
+}
+
 }  // namespace
 }  // namespace cohive::train

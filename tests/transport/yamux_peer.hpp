@@ -121,4 +121,7 @@ class YamuxPeer : public ::testing::Test {
   std::unique_ptr<YamuxConnection> connection_;
 };
 
+/// The rules for streams; their tests are in several files.
+class Yamux : public YamuxPeer {};
+
 }  // namespace cohive::transport::yamux_test

@@ -22,6 +22,7 @@
 #include "dht/kernel_link.hpp"
 #include "dht/milliseconds.hpp"
 #include "dht/node_ping.hpp"
+#include "transport/detail/forwarding_network.hpp"
 
 namespace cohive::tools {
 namespace {
@@ -94,22 +95,15 @@ std::string advice_for_circuit(const Error& error) {
 // ---- The examination
 
 /// Remembers from which address of this machine each one was dialled last.
-class SourceNotes final : public transport::Network {
+class SourceNotes final : public transport::ForwardingNetwork {
  public:
-  explicit SourceNotes(transport::Network& inner) : inner_(inner) {}
-  Runtime& runtime() override { return inner_.runtime(); }
-  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
-    return inner_.listen(address);
-  }
-  using Network::dial;
+  using ForwardingNetwork::dial, ForwardingNetwork::ForwardingNetwork;
   Task<Result<std::unique_ptr<transport::RawConnection>>> dial(Multiaddr address, std::optional<Multiaddr> from,
                                                                Deadline deadline) override {
-    auto connection = co_await inner_.dial(address, std::move(from), deadline);
+    auto connection = co_await ForwardingNetwork::dial(std::move(address), std::move(from), deadline);
     if (connection) sources_.insert_or_assign((*connection)->remote_address(), (*connection)->local_address());
     co_return connection;
   }
-  transport::BandwidthLimits limits() const override { return inner_.limits(); }
-  std::size_t max_connections() const override { return inner_.max_connections(); }
   /// Returns an empty address where none was dialled.
   Multiaddr source_of(const Multiaddr& remote) const {
     const auto found = sources_.find(remote);
@@ -117,7 +111,6 @@ class SourceNotes final : public transport::Network {
   }
 
  private:
-  transport::Network& inner_;
   std::map<Multiaddr, Multiaddr> sources_;
 };
 

@@ -51,7 +51,7 @@ class HolePunching {
   const OwnAddresses& own_;
   Observed observed_;
   AttemptLimits limits_;   ///< of attempts, by the peer and the relay's network
-  AttemptLimits targets_;  ///< of dials, by the peer that named the address and the host that is dialled
+  AttemptLimits targets_;  ///< of dials, by the peer that named the address, and by the network and the host of that
   std::set<PeerId> busy_;
   Condition described_;
   std::vector<Subscription> subscriptions_;

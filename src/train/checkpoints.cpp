@@ -1,5 +1,7 @@
 #include "checkpoints.hpp"
 
+#include <algorithm>
+
 #include "checkpoint_content.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
@@ -74,6 +76,8 @@ bool Checkpoints::begin_due() {
   if (!folder_) return false;
   const std::uint64_t epoch = run_.counts.epoch();
   const std::lock_guard lock(mutex_);
+  // The caller may have entered an earlier epoch (Run::restore), from which epochs without a checkpoint count.
+  last_epoch_ = std::min(last_epoch_, epoch);
   if (in_background_ || !is_due(epoch)) return false;
   in_background_ = true;
   last_epoch_ = epoch;
@@ -86,8 +90,9 @@ Task<void> Checkpoints::write_in_background(Checkpoints& self, checkpoint::Metad
     const std::lock_guard lock(self.mutex_);
     self.in_background_ = false;
   });
-  // A round that goes on holds the state for as long as it may last.
-  const auto written = co_await self.write(std::move(strings), self.run_.options.averaging_timeout * 2);
+  // A round that goes on holds the state for as long as it may last, which may be without end.
+  const Duration patience = 2 * std::min<Duration>(self.run_.options.averaging_timeout, Duration::max() / 2);
+  const auto written = co_await self.write(std::move(strings), patience);
   if (written) co_return;
   Failures::of(self.run_.runtime)
       .warn("train", "checkpoint", "not_written", "no checkpoint: " + written.error().message());

@@ -460,5 +460,37 @@ TEST_F(Relay, PunchingIsNotAimedAtAThirdMachine) {
   EXPECT_EQ(dialled, 24U) << "of 72 that were named";
 }
 
+/// Machines of one network outside, none of which is a peer, are dialled now and then, whoever names them.
+TEST_F(Relay, PunchingIsNotAimedAtAThirdNetwork) {
+  Host& relay = add_relay("3.0.0.1");
+  std::vector<Host*> liars;
+  for (int i = 0; i < 2; ++i) liars.push_back(&add_hidden({&relay}, {.hole_punching = false}));
+  Host& dialler = add_hidden({&relay});
+  swarm.pass(5s);
+  for (const Host* liar : liars) ASSERT_TRUE(swarm.run(dialler.connect(through(relay, *liar), swarm.after(10s))));
+  swarm.pass(1s);
+  std::vector<std::unique_ptr<transport::Network>> machines;
+  std::vector<std::unique_ptr<transport::Listener>> listeners;
+  std::vector<Multiaddr> targets;
+  std::size_t dialled = 0;
+  auto count = [](transport::Listener& listener, std::size_t& total) -> Task<void> {
+    while (co_await listener.accept()) ++total;
+  };
+  TaskGroup counting(swarm.runtime());
+  for (int number = 1; number <= 8; ++number) {
+    const std::string ip = "9.9.9." + std::to_string(number);
+    machines.push_back(swarm.fabric().add_machine(ip));
+    targets.push_back(parsed("/ip4/" + ip + "/tcp/4001"));
+    listeners.push_back(machines.back()->listen(targets.back()).value());
+    counting.spawn(count(*listeners.back(), dialled));
+  }
+  for (int i = 0; i < 9; ++i)
+    for (Host* liar : liars) {
+      swarm.run(ask_to_punch(*liar, dialler.id(), targets));
+      swarm.pass(1s);
+    }
+  EXPECT_EQ(dialled, 96U) << "of 144 that were named, 18 at each machine";
+}
+
 }  // namespace
 }  // namespace cohive::p2p

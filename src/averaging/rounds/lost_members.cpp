@@ -125,7 +125,7 @@ Task<void> AllReduce::watch_senders(AllReduce& self) {
 /// over, nobody waits for our answers any more, however steadily a sender goes on.
 void AllReduce::ban_the_slow(TimePoint now) {
   const Reducer::Awaited before = std::exchange(awaited_, reducer_.awaited());
-  const Duration patience = setup_.reducer_timeout * kPatienceOfOthers / 100;
+  const Duration patience = setup_.reducer_timeout / 100 * kPatienceOfOthers;
   const bool others_wait = patience > 0s && awaited_.since && now - *awaited_.since >= patience;
   const bool late = setup_.senders_end.passed(now) && awaited_.part == before.part;
   const bool over = setup_.reducers_end.passed(now);

@@ -244,7 +244,7 @@ def scraped(binaries):
             if trained:
                 small = ["--width", "16", "--layers", "1", "--context", "16", "--target-batch-size", "256", "--matchmaking-time", "1"]
                 trainer = start("cohive-train", "--text", text, "--host-maddrs", "/ip4/127.0.0.1/tcp/0", *small, *joining)
-                pages.append(wait_for(trainer["metrics"].split()[0], "\ncohive_train_epoch 1"))
+                pages.append(wait_for(trainer["metrics"].split()[0], f'\ncohive_train_epoch{{run_id="{RUN}"}} 1'))
             monitor = start("cohive-monitor", "serve", "--interval", "0.1", *joining)
             told = ["cohive_swarm_trainer_loss{", "cohive_swarm_trainer_reachable{"] if trained else ["\ncohive_swarm_epoch"]
             pages.append(wait_for(monitor["metrics"], *told))

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <deque>
+#include <string>
 
 #include "cohive/averaging/round.hpp"
 #include "cohive/core/runtime.hpp"
@@ -17,7 +18,7 @@ class History {
  public:
   static constexpr std::size_t kRounds = 100, kEpochs = 500;  ///< kept
 
-  explicit History(Runtime& runtime);
+  History(Runtime& runtime, std::string run_id);
 
   /// Begins with 0 for an exchange of this name: an alert sees no counter rise that appears with its first failure.
   void count_failures_of(const std::string& what);
@@ -56,6 +57,7 @@ class History {
   void keep(Round round);
 
   Runtime& runtime_;
+  const std::string run_id_;  // a label of the counters
   std::deque<Round> rounds_;
   std::deque<EndedEpoch> epochs_;
   TimePoint epoch_begin_;

@@ -215,6 +215,7 @@ Task<std::size_t> Run::Impl::finish() {
 Task<void> Run::Impl::close() {
   const Deadline limit = run.runtime.after(run.options.shutdown_timeout);
   run.ended = true;
+  run.metrics.peers.set(0);  // alerts see by it that this run does not stand still, but has ended here
   // Beside the rest: a swarm that cannot be reached takes all of the time and the rounds still end in order.
   Nursery goodbye(run.runtime, "goodbye");
   goodbye.spawn(run.tracker.close(limit), "withdraw the report");

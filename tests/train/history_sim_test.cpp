@@ -24,7 +24,7 @@ using testing::HasSubstr;
 
 TEST(History, AFailedRoundHasOneCauseEverywhere) {
   SimRuntime runtime(1);
-  History history(runtime);
+  History history(runtime, "run");
   const Error error(averaging::Errc::no_group);
   history.round_failed("gradients", cause_of_round_failure(error), error.message());
   const json round = json::parse(history.rounds()).at(0);
@@ -35,35 +35,37 @@ TEST(History, AFailedRoundHasOneCauseEverywhere) {
   EXPECT_EQ(failure["kind"], "round");
   EXPECT_EQ(failure["cause"], "no_group");
   EXPECT_THAT(runtime.metrics().text(),
-              HasSubstr("cohive_train_failed_rounds_total{averager=\"gradients\",cause=\"no_group\"} 1"));
+              HasSubstr(R"(cohive_train_failed_rounds_total{averager="gradients",cause="no_group",run_id="run"} 1)"));
   EXPECT_THAT(log::recent().back(), HasSubstr("train: averaging gradients: " + error.message()));
 }
 
 TEST(History, AFailedDownloadHasOneCauseEverywhere) {
   SimRuntime runtime(1);
-  History history(runtime);
+  History history(runtime, "run");
   const Error error(averaging::Errc::no_donor);
   history.download_failed(error);
   EXPECT_EQ(json::parse(Status::of(runtime).json())["failures"].at(0)["cause"], "no_donor");
-  EXPECT_THAT(runtime.metrics().text(), HasSubstr("cohive_train_failed_downloads_total{cause=\"no_donor\"} 1"));
+  EXPECT_THAT(runtime.metrics().text(),
+              HasSubstr(R"(cohive_train_failed_downloads_total{cause="no_donor",run_id="run"} 1)"));
   EXPECT_THAT(log::recent().back(), HasSubstr(error.message()));
 }
 
 TEST(History, CountersOfAllCausesBeginWithZero) {
   SimRuntime runtime(1);
-  History history(runtime);
+  History history(runtime, "run");
   history.count_failures_of("outer step");
   for (const auto code : {averaging::Errc::no_group, averaging::Errc::members_left, averaging::Errc::refused,
                           averaging::Errc::not_finite, averaging::Errc::nobody_reduces, averaging::Errc::bad_partition,
                           averaging::Errc::round_cancelled, averaging::Errc::bad_state})
-    EXPECT_THAT(runtime.metrics().text(), HasSubstr("cause=\"" + cause_of_round_failure(Error(code)) + "\"} 0"));
+    EXPECT_THAT(runtime.metrics().text(),
+                HasSubstr("cause=\"" + cause_of_round_failure(Error(code)) + "\",run_id=\"run\"} 0"));
   EXPECT_EQ(cause_of_round_failure(Error(Errc::timeout)), "timeout");
   EXPECT_EQ(cause_of_download_failure(Error(averaging::Errc::bad_state)), "bad_state");
 }
 
 TEST(History, ARoundTellsItsMembersAndWhomItLost) {
   SimRuntime runtime(1);
-  History history(runtime);
+  History history(runtime, "run");
   const auto a = KeyPair::generate_ed25519().peer_id(), b = KeyPair::generate_ed25519().peer_id();
   averaging::RoundReport result;
   result.group_id = "\x01\xff";
@@ -88,7 +90,7 @@ TEST(History, ARoundTellsItsMembersAndWhomItLost) {
 
 TEST(History, KeepsTheLastRoundsAndEpochsAlone) {
   SimRuntime runtime(1);
-  History history(runtime);
+  History history(runtime, "run");
   for (int i = 0; i < 1000; ++i) {
     history.round_failed("gradients", "timeout", std::to_string(i));
     runtime.run_for(1s);
@@ -105,7 +107,7 @@ TEST(History, KeepsTheLastRoundsAndEpochsAlone) {
 
 TEST(WaitClock, ChargesWhatAWaitingTrainerWaitsFor) {
   SimRuntime runtime(1);
-  WaitClock clock(runtime);
+  WaitClock clock(runtime, "run");
   clock.turn_to(Wait::parameters);  // in the background
   runtime.run_for(5s);
   {
@@ -119,8 +121,10 @@ TEST(WaitClock, ChargesWhatAWaitingTrainerWaitsFor) {
   runtime.run_for(5s);
   EXPECT_EQ(clock.total(), 3.0);
   EXPECT_EQ(clock.seconds()[static_cast<std::size_t>(Wait::gradients)], 2.0);
-  EXPECT_THAT(runtime.metrics().text(), HasSubstr("cohive_train_wait_seconds_total{reason=\"gradients\"} 2"));
-  EXPECT_THAT(runtime.metrics().text(), HasSubstr("cohive_train_wait_seconds_total{reason=\"parameters\"} 0"));
+  EXPECT_THAT(runtime.metrics().text(),
+              HasSubstr(R"(cohive_train_wait_seconds_total{reason="gradients",run_id="run"} 2)"));
+  EXPECT_THAT(runtime.metrics().text(),
+              HasSubstr(R"(cohive_train_wait_seconds_total{reason="parameters",run_id="run"} 0)"));
 }
 
 }  // namespace

@@ -81,11 +81,15 @@ TEST_F(TwoRuns, ShowTheirOwnLosses) {
   EXPECT_EQ(runs()[1]["loss"], 2.5);
 }
 
-TEST_F(TwoRuns, CountTheSamplesOfBoth) {
+TEST_F(TwoRuns, CountTheirOwnSamples) {
+  const auto samples = [this](const char* run_id) {
+    return net.runtime().metrics().counter("cohive_train_samples_total", "", {{"run_id", std::string(run_id)}}).value();
+  };
   one->end_epoch();
+  EXPECT_EQ(samples("one"), 8);
+  EXPECT_EQ(samples("other"), 0);
   other->end_epoch();
-  const Counter samples = net.runtime().metrics().counter("cohive_train_samples_total", "");
-  EXPECT_EQ(samples.value(), 16);
+  EXPECT_EQ(samples("other"), 8);
 }
 
 TEST_F(TwoRuns, HaveNoLossInTheMetricsBeforeOneIsReported) {
@@ -94,13 +98,14 @@ TEST_F(TwoRuns, HaveNoLossInTheMetricsBeforeOneIsReported) {
   EXPECT_TRUE(runs()[0]["loss"].is_null());
   EXPECT_TRUE(runs()[0]["epochs"][0]["loss"].is_null());
   one->run.report_loss(2.5);
-  EXPECT_THAT(metrics(), HasSubstr("\ncohive_train_loss 2.5\n"));
+  EXPECT_THAT(metrics(), HasSubstr("\ncohive_train_loss{run_id=\"one\"} 2.5\n"));
+  EXPECT_THAT(metrics(), Not(HasSubstr("cohive_train_loss{run_id=\"other\"}")));
 }
 
 TEST_F(TwoRuns, ShowALossThatIsNoNumber) {
   one->run.report_loss(2.5);
   one->run.report_loss(kNaN);
-  EXPECT_THAT(metrics(), ContainsRegex("\ncohive_train_loss [Nn][Aa][Nn]\n"));
+  EXPECT_THAT(metrics(), ContainsRegex("\ncohive_train_loss.run_id=\"one\". [Nn][Aa][Nn]\n"));
   one->end_epoch();
   EXPECT_TRUE(runs()[0]["loss"].is_null()) << "JSON has no word for it";
   EXPECT_TRUE(runs()[0]["epochs"][0]["loss"].is_null());
@@ -116,7 +121,8 @@ TEST(Waits, CountWhileTheyGoOn) {
   swarm.pass(10s);
   const auto& newcomer = swarm.add({.value = 1});
   Runtime& runtime = swarm.net.runtime();
-  const Counter counted = runtime.metrics().counter("cohive_train_wait_seconds_total", "", {{"reason", "download"}});
+  const Counter counted = runtime.metrics().counter("cohive_train_wait_seconds_total", "",
+                                                    {{"reason", "download"}, {"run_id", swarm.options.run_id}});
   swarm.pass(10s);
   EXPECT_GT(counted.value(), 2) << "it looks at the run every few seconds";
   const auto shown = [&] { return runs_of(runtime)[1]["wait_seconds"].value("download", 0.0); };

@@ -411,7 +411,8 @@ COHIVE_API int32_t cohive_gpu_count(void);
  * the default one. Between two calls of the trainer. */
 COHIVE_API int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream);
 /** Says what the state is, which newcomers download and checkpoints keep; before the first batch, and whenever it has
- * changed. It is read at any time, by the library.
+ * changed. The library reads it at any time, where it is: the caller changes parameters and statistics in its functions
+ * alone, or tells cohive_trainer_changes() before.
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
  * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
  *                  newest values
@@ -437,6 +438,10 @@ COHIVE_API int32_t cohive_trainer_step(cohive_trainer* trainer, const float* con
                                        double scale, cohive_step_report* report);
 /** Waits for delayed work, and publishes it. The next report tells of it. */
 COHIVE_API int32_t cohive_trainer_settle(cohive_trainer* trainer);
+/** The caller is about to change parameters or statistics by itself, between two calls, or has done so: whoever reads
+ * them as the state of the run asks again. `again`: 1 where it does so again and again; newcomers are given copies from
+ * now on. */
+COHIVE_API int32_t cohive_trainer_changes(cohive_trainer* trainer, int32_t again);
 /** Downloads the state of the swarm if it is ahead. `loaded`: 1 if it was. Buffers that are used again are set to zero
  * where a call ends an epoch before its time, as this one, _restore() and _resume() do. */
 COHIVE_API int32_t cohive_trainer_load(cohive_trainer* trainer, int32_t* loaded);
@@ -444,7 +449,8 @@ COHIVE_API int32_t cohive_trainer_load(cohive_trainer* trainer, int32_t* loaded)
 COHIVE_API int32_t cohive_trainer_average(cohive_trainer* trainer, uint64_t* group);
 /** Ends the training together with the peers that end theirs now. Only _status(), _close() and _free() may follow. */
 COHIVE_API int32_t cohive_trainer_finish(cohive_trainer* trainer, uint64_t* group);
-/** Enters an epoch whose state the caller has put into the memory, between two calls; see cohive_trainer_settle(). */
+/** Enters an epoch whose state the caller has put into the memory, between two calls, after cohive_trainer_settle() and
+ * cohive_trainer_changes(). */
 COHIVE_API int32_t cohive_trainer_restore(cohive_trainer* trainer, uint64_t epoch);
 /** Writes the state into a file, or goes on from one (`epoch`: its own). */
 COHIVE_API int32_t cohive_trainer_save(cohive_trainer* trainer, const char* path);

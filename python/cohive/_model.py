@@ -7,6 +7,7 @@ import ctypes
 import itertools
 import json
 import math
+import mmap
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from . import _gpu, _native
@@ -48,6 +49,8 @@ _SETTINGS = {
 #: Settings of torch that change what a step computes, and that the library's do not have.
 _UNKNOWN = ("maximize", "capturable", "differentiable")
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_PARTS = 16  # of a model whose optimizer makes its statistics; more take less memory beside it, and more steps
+_MAPPED = 1 << 20  # bytes of a statistic that has pages of its own
 _KEPT = 4  # pointers for each parameter: three statistics and the number of steps
 
 
@@ -79,6 +82,14 @@ def return_memory() -> None:
     """Of tensors of some megabytes glibc keeps what they took when they are gone: here more than the model's size."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _mapped(tensor: Any) -> Any:
+    """A copy of float32 values in pages of its own, which go with it."""
+    memory = mmap.mmap(-1, tensor.numel() * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(AttributeError, OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # type: ignore[attr-defined, unused-ignore]
+    return torch.frombuffer(memory, dtype=torch.float32).reshape(tensor.shape).copy_(tensor)
 
 
 def _copy(copies: Iterable[Tuple[Any, Any]]) -> None:
@@ -120,6 +131,19 @@ def _state_names(state: Mapping[str, Any]) -> Iterator[str]:
 def _values_at(pointer: Any, like: Any) -> Any:
     memory = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float * like.numel())).contents
     return torch.frombuffer(memory, dtype=torch.float32).reshape(like.shape)
+
+
+def _parts_of(tensors: Sequence[Any]) -> Iterator[List[Any]]:
+    """Divides tensors, in their order, into parts of about a sixteenth of their values, and of one tensor at least."""
+    most = sum(one.numel() for one in tensors) / _PARTS
+    part: List[Any] = []
+    for one in tensors:
+        if part and sum(other.numel() for other in part) + one.numel() > most:
+            yield part
+            part = []
+        part.append(one)
+    if part:
+        yield part
 
 
 def _zero(value: Any) -> Any:
@@ -217,6 +241,7 @@ class Model:
         #: with buffers that are used again, the gradients of the epoch's earlier batches, by parameter
         self._summed: Dict[int, Any] = {}
         self._size = 0  # of the state that was described last, in tensors
+        self._read: List[Any] = []  # of these, what the library reads where it is
 
     def _check_stepped(self) -> None:
         """Raises ValueError where the optimizer steps others than its factory was given, or in another order."""
@@ -235,11 +260,29 @@ class Model:
         has = [any(isinstance(leaf, torch.Tensor) for leaf in kept) for kept in leaves]
         if all(has):
             return
-        before = [one.detach().clone() for one in self.stepped]
-        initialize_optimizer_state_(self.optimizer, but=[one for one, made in zip(self.stepped, has) if made])
-        _copy(zip(self.stepped, before))
-        del before
+        is_known = type(self.optimizer) in _STATISTICS and not any(self.hooks())
+        # Steps of others may depend on all parameters, or count.
+        parts = _parts_of([one for one, made in zip(self.stepped, has) if not made]) if is_known else [self.stepped]
+        kept = {id(one) for one, made in zip(self.stepped, has) if made}
         return_memory()
+        for part in parts:
+            taken = {id(one) for one in part} - kept
+            before = [one.detach().clone() for one in part]
+            initialize_optimizer_state_(self.optimizer, but=[one for one in self.stepped if id(one) not in taken])
+            _copy(zip(part, before))
+            del before
+            if is_known:
+                self._map_statistics(part)
+            return_memory()
+
+    def _map_statistics(self, parameters: Sequence[Any]) -> None:
+        """Moves large ones that were just made out of the heap, where they would divide its free space for as long as
+        the training lasts."""
+        for one in parameters:
+            kept = self.optimizer.state[one]
+            for name, value in kept.items():
+                if isinstance(value, torch.Tensor) and is_plain(value) and value.numel() * 4 >= _MAPPED:
+                    kept[name] = _mapped(value)
 
     def _is_known_on_gpu(self) -> bool:
         """The same for parameters and statistics on a GPU; elsewhere than on it, statistics are not averaged."""
@@ -404,7 +447,14 @@ class Model:
     def describe(self, tensors: Sequence[Any], codecs: Sequence[str]) -> List[Described]:
         """The tensors of a state, whose memory the result keeps."""
         self._size = len(tensors)
+        extras = range(len(self.live), len(self.live) + len(self._extra_tensors))
+        self._read = [one for at, one in enumerate(tensors) if at not in extras]
         return [_described(tensor, codec, in_place=self.on_gpu) for tensor, codec in zip(tensors, codecs)]
+
+    def versions(self) -> int:
+        """Returns what is another number after torch has written to parameters or statistics, as in clamp_() or
+        load_state_dict(); 0 with local steps, which change them all the time. Writes to .data do not count."""
+        return 0 if self._local else sum(one._version for one in self._read)
 
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""

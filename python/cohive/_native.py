@@ -175,6 +175,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "cohive_gpu_count": (c_int32, []),
     "cohive_trainer_stream": (c_int32, [Handle, c_void_p]),
     "cohive_trainer_settle": (c_int32, [Handle]),
+    "cohive_trainer_changes": (c_int32, [Handle, c_int32]),
     "cohive_trainer_load": (c_int32, [Handle, POINTER(c_int32)]),
     "cohive_trainer_average": (c_int32, [Handle, POINTER(c_uint64)]),
     "cohive_trainer_finish": (c_int32, [Handle, POINTER(c_uint64)]),

@@ -177,7 +177,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             optimizer.step()
             optimizer.zero_grad()
 
-    The model's parameters change inside of step() alone. One thread trains; calls of another one wait for it.
+    The model's parameters change inside of step() alone: where other code changes them, too, newcomers are given copies
+    of the state, which take memory. One thread trains; calls of another one wait for it.
 
     :param dht: a DHT that was started
     :param run_id: one name per training run
@@ -514,6 +515,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         )
         del before
         self._settings = self._fingerprint()
+        self._versions = self._model.versions()
 
     def _fingerprint(self) -> List[Any]:
         """Returns what a user may have changed in the groups, and the hooks of the optimizer."""
@@ -566,6 +568,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
+        if self._versions != self._model.versions():
+            self._run.call(lib.cohive_trainer_changes, 1)
+            self._versions = self._model.versions()
         if self._settings != self._fingerprint():
             self._describe()
         report = _native.StepReport()
@@ -730,6 +735,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         state["state"] = inner
         self._model.check_saved(state, masters)
         self._run.call(lib.cohive_trainer_settle)
+        self._run.call(lib.cohive_trainer_changes, 0)
         settings = self._scheduled()
         self._model.load_optimizer(state)
         self._resume_schedule(settings, epoch)

@@ -2,6 +2,8 @@
 
 import functools
 import os
+import threading
+import time
 import types
 
 import pytest
@@ -133,6 +135,96 @@ def test_sparse_gradients_are_taken(trainer):
     assert optimizer.local_epoch == 1
     changed = (table.weight != before).any(1)
     assert changed.tolist() == [False, True, False, False, True, False]
+
+
+def large(value):
+    return torch.nn.Parameter(torch.full((6 << 20,), value))
+
+
+def test_a_newcomer_gets_the_state_of_one_moment_of_a_trainer_that_goes_on(swarm):
+    """The gradient is the same everywhere, and so are the values of each epoch."""
+    options = dict(run_id="run", target_batch_size=1, batch_size_per_step=1, optimizer=adam, matchmaking_time=0.5)
+    options.update(averaging_timeout=10.0, averager_opts=dict(request_timeout=0.4), delay_state_averaging=False)
+    dht, other = swarm(2)
+    old, new = large(1.0), large(9.0)
+    first = cohive.Optimizer(dht=dht, params=[old], **options)
+    epochs, ended = {}, threading.Event()
+
+    def values_of(optimizer, weight):
+        kept = optimizer.opt.state[weight]
+        return [tensor[at].item() for tensor in (weight, kept["exp_avg"], kept["exp_avg_sq"]) for at in (0, -1)]
+
+    def go_on():
+        while not ended.is_set():
+            first.zero_grad()
+            old.grad = torch.full_like(old, 1.0 + first.local_epoch)
+            first.step()
+            epochs[first.local_epoch] = values_of(first, old)
+            time.sleep(
+                0.5
+            )  # a donor keeps nothing of a state that is gone before the newcomer asks for its first parts
+
+    trains = threading.Thread(target=go_on)
+    trains.start()
+    second = cohive.Optimizer(dht=other, params=[new], **options)
+    try:
+        end = time.monotonic() + 60
+        while not second.load_state_from_peers() and time.monotonic() < end:
+            time.sleep(0.05)
+    finally:
+        ended.set()
+        trains.join()
+    kept = second.opt.state[new]
+    assert second.local_epoch > 0 and values_of(second, new) == epochs[second.local_epoch]
+    for tensor in (new, kept["exp_avg"], kept["exp_avg_sq"]):
+        assert torch.equal(tensor, tensor[:1].expand_as(tensor)), "it is of several moments"
+    for one in (first, second):
+        one.shutdown()
+
+
+def calls_of(optimizer):
+    """The names of the functions of the library that it calls from now on."""
+    call, names = optimizer._run.call, []
+
+    def note(function, *arguments):
+        names.append(function.__name__)
+        return call(function, *arguments)
+
+    optimizer._run.call = note
+    return names
+
+
+def test_the_library_hears_of_values_that_were_changed_beside_it(trainer):
+    weight = weight_of()
+    optimizer = trainer(params=[weight], optimizer=adam)
+    names = calls_of(optimizer)
+    train(optimizer, weight, 9)
+    assert optimizer.local_epoch == 2 and "cohive_trainer_changes" not in names
+    with torch.no_grad():
+        weight.clamp_(-0.1, 0.1)
+    train(optimizer, weight, 4)
+    assert names.count("cohive_trainer_changes") == 1, "it is told once for each change"
+    optimizer.opt.state[weight]["exp_avg"].zero_()
+    train(optimizer, weight, 1)
+    assert names.count("cohive_trainer_changes") == 2
+    saved = optimizer.state_dict()
+    names.clear()
+    optimizer.load_state_dict(saved)
+    train(optimizer, weight, 2)
+    assert names.count("cohive_trainer_changes") == 1, "before it is loaded, and not after that"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, Replacing])
+def test_the_tensors_that_an_optimizer_makes_are_made_of_the_values_that_it_has(trainer, kind):
+    """However many parameters there are, and whichever have statistics already."""
+    weights = [torch.nn.Parameter(torch.arange(1.0, 1.0 + size)) for size in (3, 300_000, 5, 300_000, 300_000, 0, 7)]
+    made = functools.partial(kind, lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+    optimizer = trainer(params=weights, optimizer=made if kind is not Replacing else Replacing)
+    for weight in weights:
+        assert torch.equal(weight, torch.arange(1.0, 1.0 + weight.numel())) and weight.grad is None
+        kept = [one for one in optimizer.opt.state[weight].values() if torch.is_tensor(one) and one.numel() != 1]
+        assert all(one.shape == weight.shape and not one.any() for one in kept)
+        assert kept or weight.numel() == 1
 
 
 BAD = {

@@ -1,5 +1,7 @@
 #include "caller_model.hpp"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -29,6 +31,15 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<CallerArrays::Besi
 /// Reads a counter of steps in the caller's memory, where a donor or a file may have left anything.
 double steps_of(float counter) {
   return counter > 0 ? std::min<double>(counter, optim::kMostSteps) : 0;
+}
+
+Task<void> trim_heap(Runtime& runtime) {
+  co_await runtime.offload([] {
+#ifdef __GLIBC__
+    (void)::malloc_trim(0);
+#endif
+    return true;
+  });
 }
 
 /// What the caller's side has failed in is no defect of cohive.
@@ -91,9 +102,27 @@ void CallerModel::check(const Layout& layout) const {
 void CallerModel::describe(Layout layout) {
   check(layout);
   const std::lock_guard copying(copying_);
+  const bool moved = !std::ranges::equal(layout_.parts, layout.parts, [](const auto& before, const auto& now) {
+    return before.data == now.data && before.size == now.size;
+  });
+  if (moved) drop_views();
   const std::lock_guard lock(described_);
   layout_ = std::move(layout);
   has_layout_ = true;
+}
+
+void CallerModel::changes(bool again) {
+  const std::lock_guard copying(copying_);
+  for (const auto& weak : views_)
+    if (const auto view = weak.lock(); view && again && view->is_live()) view->spoil();
+  drop_views();
+}
+
+/// What was settled reads the caller's memory no more.
+void CallerModel::drop_views() {
+  for (const auto& weak : views_)
+    if (const auto view = weak.lock(); view && view->is_live()) view->drop();
+  views_.clear();
 }
 
 optim::Options CallerModel::options(std::size_t parameter) {
@@ -203,6 +232,10 @@ bool CallerModel::clear_buffers() {
   return true;
 }
 
+void CallerModel::return_free_memory() {
+  runtime().submit([&loop = runtime()] { return trim_heap(loop); });
+}
+
 // ---- Beside the parameters
 
 Task<void> CallerModel::copy_beside() {
@@ -234,8 +267,11 @@ Task<bool> CallerModel::finish_state(bool averaged) {
   co_return publishable;
 }
 
+/// The memory of the averages, which are in the parameters now, goes until the next round. On a GPU that would take
+/// long.
 void CallerModel::publish() {
   BufferReplica::publish();
+  if (!gpu_) runtime().submit([this] { return free_next(); });
   const auto how = std::exchange(publishable_, std::nullopt);
   if (!how) return;
   for (std::size_t k = 0; k < beside_.size(); ++k) {
@@ -250,30 +286,38 @@ void CallerModel::publish() {
 
 // ---- The state as a whole
 
+averaging::SharedState CallerModel::state_without_values(std::uint64_t epoch) const {
+  averaging::SharedState state;
+  auto metadata = layout_.metadata;
+  metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
+  state.metadata = std::move(metadata);
+  for (const auto& part : layout_.parts) {
+    const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
+    state.infos.push_back({part.codec, part.described.shape, part.described.dtype, role});
+    state.names.push_back(part.name);
+    state.tensors.push_back(part.described);
+  }
+  return state;
+}
+
 std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoch) {
   std::optional<averaging::SharedState> copied;
   change([&] {
     const std::lock_guard copying(copying_);  // the caller frees the memory of a layout after describe()
     if (!has_layout_) return;
-    auto& state = copied.emplace();
-    auto metadata = layout_.metadata;
-    metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
-    state.metadata = std::move(metadata);
+    copied = state_without_values(epoch);
     std::vector<Gpu::Download> downloads;
-    for (const auto& part : layout_.parts) {
+    for (std::size_t i = 0; i < layout_.parts.size(); ++i) {
+      const auto& part = layout_.parts[i];
       const auto* from = part.data;
       if (part.parameter) from = reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data());
-      auto tensor = part.described;
+      Slice& data = copied->tensors[i].data;
       if (gpu_ && (part.parameter || part.on_gpu)) {
-        tensor.data = Slice::uninitialised(part.size);
-        downloads.push_back({from, {tensor.data.mutable_data(), part.size}});
+        data = Slice::uninitialised(part.size);
+        downloads.push_back({from, {data.mutable_data(), part.size}});
       } else {
-        tensor.data = Slice::copy_of({from, part.size});
+        data = Slice::copy_of({from, part.size});
       }
-      state.names.push_back(part.name);
-      const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
-      state.infos.push_back({part.codec, tensor.shape, tensor.dtype, role});
-      state.tensors.push_back(std::move(tensor));
     }
     if (gpu_) gpu_->read(downloads);
   });
@@ -282,6 +326,42 @@ std::optional<averaging::SharedState> CallerModel::copy_state(std::uint64_t epoc
 
 Task<std::optional<averaging::SharedState>> CallerModel::snapshot(std::uint64_t epoch) {
   co_return co_await runtime().offload([this, epoch, used = in_use()] { return copy_state(epoch); });
+}
+
+/// Rounds that average statistics write to them, and so does publish(), while newcomers may read.
+bool CallerModel::can_read_in_place() const {
+  return !gpu_ && !ways_.local_steps && std::ranges::none_of(beside_, &CallerArrays::Beside::statistic);
+}
+
+/// Where a part is, or a copy of it: forward passes change extra tensors when they like.
+averaging::LiveTensors::Source CallerModel::source_of(const Layout::Part& part) {
+  if (part.parameter)
+    return {reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data()), part.size,
+            owner_of_next(*part.parameter)};
+  if (part.is_statistic()) return {part.data, part.size};
+  const auto copy = std::make_shared<Slice>(Slice::copy_of({part.data, part.size}));
+  return {copy->data(), part.size, copy};
+}
+
+std::optional<averaging::SharedState> CallerModel::view_state(std::uint64_t epoch) {
+  std::optional<averaging::SharedState> state;
+  change([&] {
+    const std::lock_guard copying(copying_);
+    if (!has_layout_) return;
+    state = state_without_values(epoch);
+    std::vector<averaging::LiveTensors::Source> sources;
+    for (const auto& part : layout_.parts) sources.push_back(source_of(part));
+    const auto view = std::make_shared<averaging::LiveTensors>(std::move(sources));
+    std::erase_if(views_, [](const auto& weak) { return weak.expired(); });
+    views_.push_back(view);
+    state->reader = std::make_shared<averaging::StateReader>(view);
+  });
+  return state;
+}
+
+Task<std::optional<averaging::SharedState>> CallerModel::view(std::uint64_t epoch) {
+  if (!can_read_in_place() || has_changes()) co_return co_await snapshot(epoch);
+  co_return co_await runtime().offload([this, epoch, used = in_use()] { return view_state(epoch); });
 }
 
 Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {

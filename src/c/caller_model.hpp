@@ -16,7 +16,8 @@ namespace cohive::c {
 
 /// The caller describes its state by a layout, anew whenever that has changed.
 struct Layout {
-  /// A tensor of the state, in memory that lives until the next layout has been described.
+  /// A tensor of the state, in memory that lives until the next layout has been described. Only steps, loads and what
+  /// CallerModel::changes() tells of change parameters and statistics.
   struct Part {
     codec::Tensor described;  ///< without values
     const std::uint8_t* data = nullptr;
@@ -24,6 +25,7 @@ struct Layout {
     bool on_gpu = false;                   ///< the memory is that of the model's GPU
     std::optional<std::size_t> parameter;  ///< whose newest values it has
     std::string codec, name;
+    bool is_statistic() const { return name.starts_with("optimizer."); }
   };
   msgpack::Map metadata;             ///< that newcomers get, but for the epoch
   std::vector<Part> parts;           ///< in their order
@@ -65,6 +67,9 @@ class CallerModel : public train::BufferReplica {
   /// Takes over what was described; when it returns, nothing reads the memory of the layout before. Throws what becomes
   /// COHIVE_INVALID_ARGUMENT for a layout that does not fit.
   void describe(Layout layout);
+  /// Ends what newcomers read in the caller's memory, who ask again: the caller changes it by itself, or has done so.
+  /// \param again  it does so again and again: newcomers are given copies from now on
+  void changes(bool again);
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
   /// reads them any more, but for buffers that are used again.
   void take_batch(const float* const* gradients, double samples, double scale);
@@ -79,6 +84,9 @@ class CallerModel : public train::BufferReplica {
   /// Waits until nothing reads the buffers that are used again. True: they belong to an epoch that has ended, and were
   /// set to zero.
   bool clear_buffers();
+  /// Has malloc give back what is free, beside the training: gradients, which come and go with each batch, have spread
+  /// over the heap.
+  void return_free_memory();
 
   bool can_step_beside() const override { return ways_.native_steps; }
   void cut_gradients() override;
@@ -86,7 +94,7 @@ class CallerModel : public train::BufferReplica {
   Task<bool> finish_state(bool averaged) override;
   void publish() override;
   Task<std::optional<averaging::SharedState>> snapshot(std::uint64_t epoch) override;
-  Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) override { return snapshot(epoch); }
+  Task<std::optional<averaging::SharedState>> view(std::uint64_t epoch) override;
   Task<Result<std::uint64_t>> load(averaging::DownloadedState state, std::uint64_t least_epoch) override;
 
  protected:
@@ -108,7 +116,12 @@ class CallerModel : public train::BufferReplica {
   Sums ask_for_sums() const;
   void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
   void check(const Layout& layout) const;
+  bool can_read_in_place() const;
   std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
+  std::optional<averaging::SharedState> view_state(std::uint64_t epoch);
+  averaging::SharedState state_without_values(std::uint64_t epoch) const;
+  averaging::LiveTensors::Source source_of(const Layout::Part& part);
+  void drop_views();
   Task<void> copy_beside();
   bool is_in_place(const CallerArrays::Beside& one, train::ParameterRound how) const {
     return how.to == train::Place::live || (how.from == train::Place::next && one.statistic);
@@ -120,12 +133,13 @@ class CallerModel : public train::BufferReplica {
   const std::shared_ptr<Gpu> gpu_;
   std::vector<CallerArrays::Beside> beside_;
   // Locks are taken in this order: stepping_ of the base, with which callbacks run inside of change(), copying_, and
-  // described_. A callback may call describe(): nobody who holds copying_ waits for stepping_, or for the trainer's
-  // thread.
-  std::mutex copying_;    // the memory that the layout points to is read
+  // described_, or that of a view. A callback may call describe(): nobody who holds copying_ waits for stepping_, or
+  // for the trainer's thread.
+  std::mutex copying_;    // the memory that the layout points to is read, or becomes that of a view
   std::mutex described_;  // the layout is read; who changes it has both
   Layout layout_;
   bool has_layout_ = false;
+  std::vector<std::weak_ptr<averaging::LiveTensors>> views_;  // with copying_
   // Copies of what the trainer may change while it is averaged.
   std::vector<train::Buffer> copies_;
   bool held_ = false;  // they were made for the next round

@@ -192,7 +192,10 @@ std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gr
       }
       return 0;
     };
-    const auto done = self.step(take, [&] { model.take_sums_of_caller(); });
+    const auto done = self.step(take, [&] {
+      model.take_sums_of_caller();
+      model.return_free_memory();
+    });
     if (done.loaded_state) model.forget_batches();
     const bool cleared = model.clear_buffers();
     if (report) *report = told(done, cleared);
@@ -209,6 +212,10 @@ std::int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream) {
 
 std::int32_t cohive_trainer_settle(cohive_trainer* trainer) {
   return with_trainer(trainer, [](Trainer& self, CallerModel&) { self.settle(); });
+}
+
+std::int32_t cohive_trainer_changes(cohive_trainer* trainer, std::int32_t again) {
+  return with_trainer(trainer, [&](Trainer&, CallerModel& model) { model.changes(again != 0); });
 }
 
 std::int32_t cohive_trainer_load(cohive_trainer* trainer, std::int32_t* loaded) {
@@ -238,6 +245,7 @@ std::int32_t cohive_trainer_finish(cohive_trainer* trainer, std::uint64_t* group
 std::int32_t cohive_trainer_restore(cohive_trainer* trainer, std::uint64_t epoch) {
   return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
     if (epoch > cohive::train::kMostEpochs) refuse("no run comes to that epoch");
+    model.changes(false);  // what newcomers have begun to read since the caller has begun to write
     self.restore(epoch, [] {});
     model.forget_batches();
     (void)model.clear_buffers();

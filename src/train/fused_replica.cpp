@@ -68,8 +68,10 @@ Task<void> FusedReplica::drop_sums() {
   return sums_.drop();
 }
 
+/// A step or a round that has begun has them already.
 Task<void> FusedReplica::free_next() {
-  if (pending_ == Pending::nothing) co_await discard(runtime_, std::exchange(next_, {}));
+  const bool unused = pending_ == Pending::nothing && !stepping_ && !round_;
+  if (unused) co_await discard(runtime_, std::exchange(next_, {}));
 }
 
 Task<Replica::Gradients> FusedReplica::take_gradients(std::optional<Place> step) {

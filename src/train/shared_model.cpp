@@ -42,16 +42,19 @@ Task<void> SharedModel::settle() {
       co_await averaging::LiveTensors::settle(runtime_, view);
 }
 
-/// A trainer that writes to its model where nobody knows of it does so again and again.
+/// A trainer that writes to its model where nobody knows of it does so again and again. What the replica has dropped by
+/// itself is read no more.
 void SharedModel::look_for_spoiled_views() {
   std::erase_if(read_views_, [](const auto& weak) { return weak.expired(); });
   const bool spoiled = std::ranges::any_of(read_views_, [](const auto& weak) {
     const auto view = weak.lock();
     return view && view->is_spoiled();
   });
-  if (!spoiled || std::exchange(copies_, true)) return;
-  log::info("train", "the model changes while newcomers read it: from now on they are given copies");
-  if (live_) changed();
+  if (spoiled && !std::exchange(copies_, true)) {
+    log::info("train", "the model changes while newcomers read it: from now on they are given copies");
+    if (live_) changed();
+  }
+  if (live_ && !live_->is_live()) changed();
 }
 
 averaging::SharedState SharedModel::copy_for_a_reader() const {

@@ -1,12 +1,16 @@
 // Trainers by the C interface: over the caller's memory, with steps of the library or of the caller.
 #include <gmock/gmock.h>
+#include <sys/mman.h>
 
 #include <array>
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "handles.hpp"
@@ -189,6 +193,104 @@ TEST_P(CTrainer, ANewcomerTakesTheState) {
     ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
   EXPECT_EQ(theirs.loaded, 1u);
   EXPECT_EQ(theirs.values, ours.values);
+}
+
+/// Floats in pages of their own: whoever reads them after the end ends the program.
+class Pages {
+ public:
+  Pages(std::size_t size, float value) : size_(size) {
+    void* const memory =
+        ::mmap(nullptr, size * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    values_ = static_cast<float*>(memory);
+    fill(value);
+  }
+  ~Pages() { ::munmap(values_, size_ * sizeof(float)); }
+  Pages(const Pages&) = delete;
+  void fill(float value) { std::fill_n(values_, size_, value); }
+  std::span<float> values() { return {values_, size_}; }
+
+ private:
+  const std::size_t size_;
+  float* values_ = nullptr;
+};
+
+/// A model whose optimizer has a statistic that takes a while to download, in memory that may change.
+class LargeStates : public testing::Test {
+ protected:
+  static constexpr std::size_t kSize = std::size_t{6} << 20;
+
+  struct Large {
+    explicit Large(float value) : model(value), statistic(std::make_unique<Pages>(kSize, value)) {
+      model.calls.context = this;
+      model.calls.step = [](void* self, float* const* gradients, std::uint64_t epoch) {
+        return Model::step(&static_cast<Large*>(self)->model, gradients, epoch);
+      };
+      model.calls.load = load;
+    }
+    static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
+                             std::size_t count, std::uint64_t epoch) {
+      auto& self = *static_cast<Large*>(context);
+      if (count != 2 || tensors[1].size != kSize * sizeof(float)) return 1;
+      std::copy_n(static_cast<const float*>(tensors[1].data), kSize, self.statistic->values().begin());
+      self.model.loaded = epoch;
+      return 0;
+    }
+    std::int32_t describe(cohive_trainer* trainer) {
+      const std::uint32_t shape[] = {kSize};
+      const cohive_tensor state[] = {
+          model.tensor(), {statistic->values().data(), shape, "float32", nullptr, kSize * sizeof(float), 1, 0, 0}};
+      const char* const names[] = {"parameter.0", "optimizer.0.average"};
+      return cohive_trainer_describe(trainer, raw("\x81\xa1x\x01"), 4, state, names, 2, nullptr, nullptr);
+    }
+    Model model;
+    std::unique_ptr<Pages> statistic;
+  };
+
+  /// Has a newcomer load the state while `meanwhile` is called again and again, and once more when that has ended.
+  void download(const std::function<void(int)>& meanwhile) {
+    ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
+    EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
+    TrainerOwner their_trainer(second.handle, theirs.model);
+    ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
+    std::atomic<bool> ended = false;
+    std::thread newcomer([&] {
+      const auto end = Clock::now() + std::chrono::milliseconds(kLong);
+      for (std::int32_t loaded = 0; loaded == 0 && Clock::now() < end;) {
+        EXPECT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      ended = true;
+    });
+    for (int times = 0; times < 60 && !ended; ++times) {
+      meanwhile(times);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    newcomer.join();
+    EXPECT_EQ(theirs.model.loaded, 1u);
+  }
+
+  SwarmOwner first{kAlone}, second{joining(first.address())};
+  Large ours{1}, theirs{9};
+  TrainerOwner our_trainer{first.handle, ours.model};
+};
+
+TEST_F(LargeStates, AreReadNoMoreWhereTheyWereBeforeTheyWereDescribedAnew) {
+  download([this](int) {
+    const auto before = std::exchange(ours.statistic, std::make_unique<Pages>(kSize, 1));
+    ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
+    before->fill(5);  // and it is gone
+  });
+  EXPECT_THAT(theirs.statistic->values(), Each(1.0f));
+}
+
+TEST_F(LargeStates, ThatTheCallerChangesByItselfAreThoseOfOneMoment) {
+  download([this](int times) {
+    ASSERT_EQ(cohive_trainer_changes(our_trainer.handle, times == 30), COHIVE_OK) << cohive_last_error();
+    if (times < 30) ours.statistic->fill(static_cast<float>(times));
+  });
+  EXPECT_THAT(theirs.statistic->values(), Each(theirs.statistic->values()[0]));
+  EXPECT_NE(theirs.statistic->values()[0], 9.0f);
 }
 
 TEST(CTrainerSteps, TheStateIsDescribedInsideOfThem) {

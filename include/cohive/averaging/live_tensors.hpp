@@ -52,6 +52,8 @@ class LiveTensors {
   /// Lets the model's memory go, and keeps nothing.
   void drop();
 
+  /// Tells whether the model's memory is read: until settle() or drop().
+  bool is_live() const;
   /// Tells whether there are readers.
   bool in_use() const;
   /// Returns when what was left was copied; nullopt: nothing was.

@@ -55,6 +55,11 @@ bool LiveTensors::check() {
   return !spoiled_;
 }
 
+bool LiveTensors::is_live() const {
+  const std::shared_lock lock(mutex_);
+  return live_;
+}
+
 bool LiveTensors::in_use() const {
   const std::shared_lock lock(mutex_);
   return !readers_.empty();

@@ -65,7 +65,7 @@ std::vector<PeerId> ProgressTracker::missing_members() const {
 
 /// Where the run is divided into groups, the members of one tell little of it.
 void ProgressTracker::ask_missing_members() {
-  if (3 * snapshot().peers > 4 * members_.size()) return;
+  if (3 * snapshot().expected > 4 * members_.size()) return;
   if (asking_ || drawn_ || sharded_ || withdrawn_ || !trains() || missing_members().empty()) return;
   asking_ = true;
   tasks_.spawn(ask_them(*this), "ask members for their reports");

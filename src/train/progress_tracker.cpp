@@ -32,6 +32,7 @@ constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
 constexpr std::size_t kMaxBound = 20'000;
+constexpr double kLately = 30, kJustNow = 3;  // seconds
 
 }  // namespace
 
@@ -260,22 +261,27 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
   progress.expected = progress.in_sight = 0;
   if (progress.peers == 0) return;
   const p2p::Host& host = dht_.host();
-  std::size_t known = 0, strangers = 0, absent = 0;
+  std::size_t known = 0, strangers = 0, unreached = 0, absent = 0;
+  bool some_were_late = false;
   for (const auto& [peer, report] : reports_) {
     if (peer == host.id()) continue;
-    if (is_absent(peer))
+    if (is_absent(peer)) {
       ++absent;
-    else if (is_met(peer))
+      const bool trains = is_met(peer) && host.connected(peer) && dht_.now() - report.time < kJustNow;
+      some_were_late = some_were_late || trains;
+    } else if (is_met(peer))
       ++known;
-    else if (host.connected(peer))
-      ++strangers;
+    else
+      ++(host.connected(peer) ? strangers : unreached);
   }
   if (drawn_) {
     progress.expected = progress.in_sight = progress.peers - std::min(progress.peers, absent);
     return;
   }
-  progress.in_sight = 1 + known + strangers;
+  progress.in_sight = 1 + known + strangers + std::min(unreached, std::max(known + strangers, kFewStrangers));
   progress.expected = 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
+  // Whoever claims whole batches would else have this peer step alone, again and again, while the others find together.
+  if (progress.expected == 1 && some_were_late) progress.expected = 2;
 }
 
 /// A report may be all that there is of its peer: whether it can be reached is tried, one after another.
@@ -322,7 +328,6 @@ bool ProgressTracker::someone_is_behind() const {
 
 void ProgressTracker::met(const std::vector<PeerId>& peers) {
   if (met_.size() + peers.size() > kMaxBound) met_.clear();
-  members_ = peers;
   for (const PeerId& peer : peers) {
     const auto bound = bound_.find(peer);
     met_[peer] = bound == bound_.end() ? std::string() : bound->second;
@@ -332,6 +337,7 @@ void ProgressTracker::met(const std::vector<PeerId>& peers) {
 
 void ProgressTracker::took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost) {
   for (const PeerId& peer : members) absent_.erase(peer);
+  members_ = members;
   const bool says_nothing_of_others = members.size() < 2 && !lost.empty();
   for (const auto& [peer, report] : reports_) {
     if (peer == dht_.host().id() || std::ranges::find(members, peer) != members.end()) continue;
@@ -426,9 +432,12 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   for (const Entry& entry : entries) {
     if (entry.client || entry.marker == key_->ownership_marker()) continue;
     const bool is_connected = entry.peer && dht_.host().connected(*entry.peer);
+    // Members that missed a round are there all the same where they have a connection and have reported lately: of the
+    // others a liar might be the only one.
+    const bool is_there = is_connected && dht_.now() - entry.time < kLately;
     if (!entry.peer || !is_met(*entry.peer)) {
       if (is_connected) connected.push_back(entry.epoch);
-    } else if (!is_absent(*entry.peer)) {
+    } else if (is_there || !is_absent(*entry.peer)) {
       met.push_back(entry.epoch);
       reaches_one = reaches_one || is_connected;
     } else {
@@ -556,7 +565,7 @@ Task<void> ProgressTracker::refresh() {
   auto found = co_await read_record();
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
-    co_return;
+    co_return ask_missing_members();
   }
   if (sharded_) co_return;  // since another look
   record_ = found ? std::move(*found) : dht::GetResult();

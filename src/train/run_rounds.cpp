@@ -50,10 +50,16 @@ std::size_t RunRounds::bits_for(const Scheduled& scheduled, std::size_t expected
   return scheduled.bits_for(expected, run_.options.target_group_size);
 }
 
+/// A newcomer to a divided run that led a group would begin with the few that it knows.
+std::size_t RunRounds::members_for(const Scheduled& scheduled, std::size_t expected) const {
+  const bool sees_more = scheduled.is_new() && bits_for(scheduled, expected) > 0;
+  return sees_more ? std::max(expected, run_.tracker.snapshot().in_sight) : expected;
+}
+
 void RunRounds::expect_members() {
   const std::size_t expected = run_.tracker.snapshot().expected;
   for (const auto& scheduled : run_.exchanges)
-    if (scheduled->round() && expected > 1) scheduled->round()->expect(expected);
+    if (scheduled->round() && expected > 1) scheduled->round()->expect(members_for(*scheduled, expected));
 }
 
 /// A member that waits for what we have has ended the epoch already, which the next look at the progress may tell us
@@ -98,7 +104,7 @@ void RunRounds::begin(Scheduled& scheduled, std::uint64_t epoch, std::size_t exp
   averaging::RoundOptions round;
   round.gather = scheduled.exchange().greeting(epoch);
   round.timeout = timeout;
-  round.expected_members = expected;
+  round.expected_members = members_for(scheduled, expected);
   round.meets = std::move(members);
   if (scheduled.is_new() && run_.tracker.others_began() && run_.tracker.snapshot().peers > kFewTrainers)
     round.lead_delay = run_.options.matchmaking_time / 2;

@@ -49,6 +49,8 @@ class RunRounds {
   void consider();
   /// Returns the bits by which a round of an exchange is divided, where so many trainers are expected.
   std::size_t bits_for(const Scheduled& scheduled, std::size_t expected) const;
+  /// Returns how many members of all its groups together a round waits for, where so many trainers are expected.
+  std::size_t members_for(const Scheduled& scheduled, std::size_t expected) const;
   /// Returns how long before the end of the epoch a group is looked for.
   Duration search_time(const GlobalProgress& global) const;
   /// A group that expects no more than came before a newcomer would begin without it.

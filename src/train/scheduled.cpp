@@ -56,7 +56,8 @@ std::size_t bits_of(std::size_t expected, std::size_t group) {
 }
 
 /// One peer can report as a thousand trainers, which would divide a run into groups of one. So no more groups are made
-/// than one of the last few filled to a part, and fewer with each round after the first that found none. A member of a
+/// than one of the last few filled to a part, and fewer after rounds that found none, in every other one: a trainer may
+/// have missed them for another reason. A member of a
 /// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there. Nor
 /// do some that meet apart from the others, as at the beginning, when they know few: all that they have met counts.
 std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
@@ -65,7 +66,7 @@ std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
   if (!is_new()) expected = std::min(expected, kLostMembers * std::max(known_, *std::ranges::max_element(met_)));
   const std::size_t bits = bits_of(expected, group);
   const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
-  return bits >> (misses_ > 0 ? (misses_ - 1) % widths : 0);
+  return bits >> (misses_ % 2 == 0 ? misses_ / 2 % widths : 0);
 }
 
 void Scheduled::count_group(const std::vector<averaging::Member>& members) {

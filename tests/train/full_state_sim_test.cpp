@@ -321,7 +321,7 @@ TEST_F(FullStateEvery, WhereTheTrainerGoesOnMeanwhileAllEndInTheSameBits) {
 TEST(FullStates, AreSentWhereTrainersAreKilledReplacedAndAsleepAndTheyLearnOn) {
   auto scenario = sim::small_training();
   scenario.features = scenario.columns = 64;
-  scenario.duration = 3min;
+  scenario.duration = 6min;
   scenario.replaced_per_minute = scenario.asleep_per_minute = 0.3;
   scenario.tune = [](RunOptions& options) {
     options.use_local_updates = true;

@@ -25,9 +25,11 @@ class MissingReports : public Progress {
     for (int i = 0; i < 3; ++i) add_trainer();
     train_all(2, 5);
     for (std::size_t i = 1; i < nodes.size(); ++i) trainers.push_back(swarm.host(i).id());
-    for (auto& tracker : trackers) {
-      tracker->met(trainers);
-      tracker->took_part(trainers);
+    for (std::size_t i = 0; i < trackers.size(); ++i) {
+      std::vector<PeerId> others = trainers;
+      others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+      trackers[i]->met(others);
+      trackers[i]->took_part(trainers);
     }
     swarm.pass(5s);  // until all reports are in the record
     withholding = std::make_shared<Withholding>(keys[0]->ownership_marker());
@@ -92,7 +94,7 @@ TEST_F(MissingReports, OfOneThatTrainsNoMoreAreForgotten) {
 
 TEST_F(MissingReports, AreNotAskedOfStrangers) {
   withholding->last = 0;
-  victim().met({trainers[0], trainers[1]});
+  victim().took_part({trainers[0], trainers[1]});
   enter(3);
   train_all(3, 20);
   EXPECT_EQ(victim().snapshot().peers, 2u);

@@ -76,6 +76,40 @@ TEST_F(ProgressLiars, OneClaimOfTheNextEpochMovesNobodyWhereThereAreSeveral) {
   EXPECT_EQ(first.snapshot().epoch, 3u) << "one that it has averaged with has reached it";
 }
 
+/// A member that claims batch after batch would end its epochs.
+TEST_F(ProgressLiars, NobodyGoesOnAloneAtOnceWhereAllOthersMissARound) {
+  auto& first = add_trainer();
+  auto& second = add_trainer();
+  for (int i = 0; i < 5; ++i)
+    for (auto* tracker : {&first, &second}) train(*tracker, 0, 1, 1);
+  meet();
+  swarm.pass(1s);
+  swarm.run(first.refresh());
+  const auto miss_a_round = [&] { first.took_part({swarm.host(0).id()}, {swarm.host(1).id()}); };
+  miss_a_round();
+  EXPECT_EQ(first.snapshot().expected, 2u) << "it has reported just now, and has a connection";
+  swarm.pass(4s);
+  miss_a_round();
+  EXPECT_EQ(first.snapshot().expected, 1u);
+}
+
+/// All others may have been late for one round.
+TEST_F(ProgressLiars, OneMemberIsNotBelievedBecauseTheOthersMissedARound) {
+  auto& first = add_trainer();
+  for (int i = 0; i < 3; ++i) add_trainer();
+  for (int i = 0; i < 5; ++i)
+    for (auto& tracker : trackers) train(*tracker, 2, 1, 1);
+  meet();
+  swarm.run(first.refresh());
+  ProgressTracker& liar = *trackers[3];
+  liar.update_epoch(7);
+  train(liar, 7, 10, 1);
+  first.took_part({swarm.host(0).id(), swarm.host(3).id()});
+  swarm.pass(2s);
+  swarm.run(first.refresh());
+  EXPECT_EQ(first.snapshot().epoch, 2u);
+}
+
 TEST_F(ProgressLiars, NobodyReportsForAnotherPeer) {
   auto& first = add_trainer();
   auto& second = add_trainer();
@@ -112,6 +146,7 @@ TEST_F(ProgressLiars, AGroupOfNobodyElseSaysNothingOfTheOtherTrainers) {
   ASSERT_EQ(first.snapshot().expected, 2u);
   first.took_part({self}, {PeerId::of_public_key(as_bytes("made up"))});
   EXPECT_EQ(first.snapshot().expected, 2u);
+  swarm.pass(4s);
   first.took_part({self}, {other});
   EXPECT_EQ(first.snapshot().expected, 1u) << "it was in the group, and did not come";
 }

@@ -63,7 +63,7 @@ struct GlobalProgress {
   /// gone or asleep, as after a long sleep: then this one knows no more of the run than a newcomer.
   bool in_touch = false;
   std::size_t expected = 0;  ///< of these, strangers with a connection and this peer, in the next round: see took_part
-  std::size_t in_sight = 0;  ///< the same with any number of strangers: more than rounds wait for
+  std::size_t in_sight = 0;  ///< the same with any number of strangers, and some without a connection
   /// Others report samples of this epoch: `samples` is an estimate. Those of this peer alone are counted.
   bool others_train = false;
   std::uint64_t shard_bytes = 0;  ///< sent by this peer so far, for progress in shards: its own, and as a leader
@@ -165,7 +165,7 @@ class ProgressTracker {
   void note_way(std::size_t peers, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);
-  Task<void> leave_shards();
+  Task<void> leave_shards(Duration away);
   Task<Result<dht::GetResult>> read_record();
   void bind_peers(std::vector<Entry>& entries);
   void take_answers(std::vector<Entry>& entries);
@@ -240,7 +240,7 @@ class ProgressTracker {
   std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
       met_;                                        // the same as it was then; empty: it had not reported yet
   std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection, and when they are dialled again
-  std::vector<PeerId> members_, unlisted_;         // that were met last; those whose reports only they have told us
+  std::vector<PeerId> members_, unlisted_;         // of the last round; those whose reports only they have told us
   bool dialling_ = false, asking_ = false;
   std::unordered_map<std::string, Speed> speeds_;  // of trainers that were drawn, by the same
   std::unique_ptr<ProgressShards> shards_;

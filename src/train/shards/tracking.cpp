@@ -13,7 +13,7 @@ namespace {
 // How often a trainer reports and looks, at least and where the run is not known yet, and how long it waits
 // for leaders, or before it tries again.
 constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
-constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s;
+constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s, kWayAgainUnheard = 5s;
 constexpr double kLongestHalfBatch = 60;  // seconds
 constexpr Duration kGoodbyeTime = 10s;
 constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
@@ -54,14 +54,15 @@ void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
   fetch_soon();
 }
 
-Task<void> ProgressTracker::leave_shards() {
+/// \param away  for how long it reports in the record at least
+Task<void> ProgressTracker::leave_shards(Duration away) {
   co_await shards_->withdraw(runtime_.after(kGoodbyeTime));  // it would be counted twice
   sharded_ = false;
   // In the record keys report for peers again, the first one that is seen for each.
   std::erase_if(bound_, [](const auto& one) { return one.second == one.first.binary(); });
   for (auto& [peer, marker] : met_)
     if (marker == peer.binary()) marker.clear();
-  not_before_ = runtime_.now() + kWayAgain;
+  not_before_ = runtime_.now() + away;
   publish();
   fetch_soon();
 }
@@ -78,13 +79,13 @@ Task<void> ProgressTracker::refresh_from_shards() {
   next_fetch_ = exchanged_ + kExchangeSoon;
   if (seen && report && std::exchange(stored_, false)) co_await store_record(true);
   if (!seen || !seen->run) {
-    if (runtime_.now() - answered_ > kLongestSilence) co_await leave_shards();
+    if (runtime_.now() - answered_ > kLongestSilence) co_await leave_shards(kWayAgainUnheard);
     co_return;
   }
   answered_ = runtime_.now();
   const ProgressSum& run = *seen->run;
   if (4 * run.trainers >= 3.0 * static_cast<double>(options_.sharded_above)) large_at_ = answered_;
-  if (answered_ - large_at_ > kSmallTime) co_return co_await leave_shards();
+  if (answered_ - large_at_ > kSmallTime) co_return co_await leave_shards(kWayAgain);
   drawn_ = true;
   std::vector<Entry> entries;
   for (const auto& [trainer, told_of] : seen->reports)

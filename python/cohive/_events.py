@@ -80,15 +80,17 @@ def _set_loggers(given: str) -> None:
 
 class Worker:
     """Threads that work beside the events' one. They may be given work while the interpreter ends, when no executor of
-    concurrent.futures takes any."""
+    concurrent.futures takes any. They are those of one process: a child of fork() has none of them."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
-        self._name, self._most = name, threads
+        self._name, self._most, self._process = name, threads, os.getpid()
         self._threads: List[threading.Thread] = []
         self._work: "queue.SimpleQueue[Optional[Tuple[Callable[..., Any], Tuple[Any, ...]]]]" = queue.SimpleQueue()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> None:
-        """Has `work(*arguments)` called; what it raises is logged."""
+        """Has `work(*arguments)` called; what it raises is logged. RuntimeError in a child of fork()."""
+        if os.getpid() != self._process:
+            raise RuntimeError("this object belongs to the process that has made it")
         self._work.put((work, arguments))
         if len(self._threads) < self._most:
             self._threads.append(threading.Thread(target=self._run, name=self._name, daemon=True))

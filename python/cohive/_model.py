@@ -240,6 +240,7 @@ class Model:
         self._buffers: Dict[int, Any] = {}
         #: with buffers that are used again, the gradients of the epoch's earlier batches, by parameter
         self._summed: Dict[int, Any] = {}
+        self._noted = self._changes()
         self._size = 0  # of the state that was described last, in tensors
         self._read: List[Any] = []  # of these, what the library reads where it is
 
@@ -456,6 +457,17 @@ class Model:
         load_state_dict(); 0 with local steps, which change them all the time. Writes to .data do not count."""
         return 0 if self._local else sum(one._version for one in self._read)
 
+    def note_changes(self) -> None:
+        """At the end of a call; see was_changed()."""
+        self._noted = self._changes()
+
+    def was_changed(self) -> bool:
+        """Whether torch has written to the model's own parameters since the last call, other than to .data."""
+        return self._noted != self._changes()
+
+    def _changes(self) -> int:
+        return sum(one._version for one in self.parameters)
+
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""
         names = [f"parameter.{at}" for at in range(len(self.live))]
@@ -545,6 +557,20 @@ class Model:
                 is_number = name in loaded and type(plain(kept[name])) in (int, float)
                 if is_number and (name != "step" or is_count(loaded[name])):
                     kept[name] = loaded[name]
+
+    @contextlib.contextmanager
+    def as_given(self, with_parameters: bool) -> Iterator[None]:
+        """Has the tensors that a user has loaded as they are now, whatever the library makes of them meanwhile: extra
+        ones, and parameters where the optimizer steps these and not copies."""
+        kept = [*(self.parameters if with_parameters and not self.has_copies else ()), *self._extra_tensors]
+        given = [one.detach().clone() for one in kept]
+        try:
+            yield
+        finally:
+            _copy(zip(kept, given))
+            self._published.clear()
+            del given
+            return_memory()
 
     def take_parameters(self, masters: Optional[Sequence[Any]]) -> None:
         """Has the library train on from the model's parameters, or from float32 copies of them."""
@@ -639,13 +665,13 @@ class Model:
 
     def _sums_of_batches(self) -> Dict[int, Any]:
         """The gradients, by parameter. RuntimeError where one that earlier batches of the epoch have added up in was
-        cleared or replaced."""
+        set to None or replaced. One that was zeroed in place looks like any other."""
         for at, before in self._summed.items():
             if not _adds_up(self.parameters[at].grad, before):
                 raise RuntimeError(
-                    f"the gradient of parameter {at} was cleared or replaced before the epoch has ended, and with it a "
-                    "sum of batches: with reuse_grad_buffers call no zero_grad(), of the model neither, and assign "
-                    "nothing to .grad"
+                    f"the gradient of parameter {at} was set to None or replaced before the epoch has ended, and "
+                    "with it a sum of batches: with reuse_grad_buffers call no zero_grad(), of the model neither, and "
+                    "assign nothing to .grad"
                 )
         return {at: one.grad for at, one in enumerate(self.parameters) if one.grad is not None}
 
@@ -660,6 +686,10 @@ class Model:
         if samples:
             self._summed = {}
         return samples, scale
+
+    def has_gradients(self) -> bool:
+        """Whether the batch has left a gradient of any parameter, or earlier ones a sum that it should be in."""
+        return bool(self._summed) or any(one.grad is not None for one in self.parameters)
 
     def forget_gradients(self) -> None:
         """Of batches that were taken: they belong to parameters that are no more."""

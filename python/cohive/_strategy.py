@@ -21,6 +21,7 @@ logger = logging.getLogger("cohive.lightning")
 
 _DEFAULT_ADDRESSES = ["/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic"]
 _VARIABLES = ("INITIAL_PEERS", "PL_INITIAL_PEERS")
+_SCHEDULED = ("lr", "momentum", "betas")  # what schedules of torch set in the groups of an optimizer
 
 
 def _api() -> Any:
@@ -43,13 +44,14 @@ class HiveMindScheduler:
             self.scheduler.optimizer._opt_called = True
             follow_epoch(self.scheduler, steps_of(self.scheduler) - 1 + missing)
             self.current_step += missing
-        self._copy_rates()
+        self._copy_settings()
 
-    def _copy_rates(self) -> None:
-        """Of an optimizer that was made anew, on copies of the parameters."""
+    def _copy_settings(self) -> None:
+        """Gives what the schedule has set to an optimizer that was made anew, on copies of the parameters."""
         for ours, theirs in zip(self.optimizer.param_groups, self.scheduler.optimizer.param_groups):
-            if ours["lr"] != theirs["lr"]:
-                ours["lr"] = theirs["lr"]
+            for name in _SCHEDULED:
+                if name in theirs and ours.get(name) != theirs[name]:
+                    ours[name] = theirs[name]
 
     def get_last_lr(self) -> Any:
         return self.scheduler.get_last_lr()
@@ -219,11 +221,7 @@ def make_strategy(package: str) -> type:
             self.model.to(self.root_device)
 
         def setup(self, trainer: Any) -> None:
-            if trainer.accumulate_grad_batches > 1:
-                raise refused(
-                    "HivemindStrategy accumulates gradients by itself: set target_batch_size, and leave "
-                    "accumulate_grad_batches at 1"
-                )
+            self._refuse_accumulation(trainer)
             if self._reuse_grad_buffers and trainer.gradient_clip_val:
                 raise refused(
                     "gradient_clip_val clips the gradients of each batch, which are added up at once with "
@@ -244,6 +242,14 @@ def make_strategy(package: str) -> type:
                     enabled=scaler.is_enabled(),
                 )
 
+        @staticmethod
+        def _refuse_accumulation(trainer: Any) -> None:
+            if trainer.accumulate_grad_batches > 1:
+                raise refused(
+                    "HivemindStrategy accumulates gradients by itself: set target_batch_size, and leave "
+                    "accumulate_grad_batches at 1"
+                )
+
         def _begin_anew(self) -> None:
             """Forgets the training before, which teardown() has ended; its optimizer was there for checkpoints."""
             if self._opt is not None and not self._opt.is_alive():
@@ -255,6 +261,9 @@ def make_strategy(package: str) -> type:
         # ---- Training
 
         def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            trainer = getattr(self.lightning_module, "_trainer", None)
+            if trainer is not None:  # a GradientAccumulationScheduler sets it when an epoch begins
+                self._refuse_accumulation(trainer)
             if self._batch_size is None:
                 self._samples = self._samples_of(batch)
             if self._opt is None:
@@ -322,8 +331,10 @@ def make_strategy(package: str) -> type:
                         "The `ReduceLROnPlateau` scheduler is not currently supported with `HivemindStrategy`: it "
                         "follows a loss that peers do not share"
                     )
-                # A checkpoint of lightning-hivemind has no other count than the schedule's own.
-                steps = 0 if self._saved_state is None else steps_of(config.scheduler) - 1
+                # A checkpoint of lightning-hivemind has no other count than the schedule's own, which follows the run's
+                # epochs there. With another strategy it has followed Lightning's, and goes on from where it is.
+                of_run = self._saved_state is not None and "local_epoch" in self._saved_state
+                steps = steps_of(config.scheduler) - 1 if of_run else 0
                 config.scheduler = HiveMindScheduler(opt, config.scheduler, steps)
 
         def _turn_off_zero_grad(self) -> None:
@@ -371,13 +382,14 @@ def make_strategy(package: str) -> type:
         # ---- Checkpoints and the end
 
         def load_optimizer_state_dict(self, checkpoint: Any) -> None:
-            """The optimizer is made collaborative with the first batch: it goes on from this then."""
+            """The optimizer is made collaborative with the first batch: it goes on from this then, in epoch 0 where it
+            was saved with another strategy."""
             states = [_with_epoch_beside(state) for state in checkpoint["optimizer_states"]]
             if self._opt is not None:
                 self._opt.load_state_dict(states[0])
                 return
             super().load_optimizer_state_dict({**checkpoint, "optimizer_states": states})
-            if len(states) == 1 and "local_epoch" in states[0]:
+            if len(states) == 1:
                 self._saved_state = states[0]
 
         def teardown(self) -> None:

@@ -14,6 +14,7 @@ import ctypes
 import logging
 import math
 import threading
+import weakref
 from functools import partial
 from typing import Any, Callable, Deque, Dict, Iterator, List, Optional, Sequence, Tuple
 
@@ -284,7 +285,7 @@ class DecentralizedAverager:
         :param gather: what all members get from this one
         :param scheduled_time: when the group should form, Unix seconds; default: in min_matchmaking_time
         :param weight: of this peer, from 0 on
-        :param timeout: seconds to find a group in
+        :param timeout: seconds to find a group in; those that it waits for earlier steps count
         :param require_trigger: wait for StepControl.allow_allreduce() (wait=False)
         :param wait: return {PeerID: what it gave, or None where nobody can read that}; else a StepControl at once
         :raises AllreduceException: no group, or none of its members could average
@@ -311,6 +312,8 @@ class DecentralizedAverager:
                 self._steps.append(step)
                 if len(self._steps) == 1:
                     self._begin(step)
+                else:
+                    self._limit(step)
             self._trigger(step)
             return step.result() if wait else step
         except BaseException:
@@ -320,6 +323,7 @@ class DecentralizedAverager:
 
     def _begin(self, step: StepControl) -> None:
         """Has the library look for a group. With the lock."""
+        _end_timer(step)
         limit = min(step.get_timeout(), _NO_LIMIT)
         options = {"timeout": limit, "scheduled_time": step.scheduled_time, "allow_retries": step.allow_retries}
         round_, ticket = Handle(), Handle()
@@ -341,6 +345,25 @@ class DecentralizedAverager:
             return
         step._round, step._ticket = Handle(round_.value), Ticket(Handle(ticket.value))
         _events.hub().when_done(step._ticket, partial(self._worker.submit, self._ended, step))
+
+    def _limit(self, step: StepControl) -> None:
+        """Has a step that waits for earlier ones end at its deadline. With the lock."""
+        limit = step.get_timeout()
+        if limit < _NO_LIMIT:
+            step._timer = threading.Timer(limit, _expire, [weakref.ref(step)])
+            step._timer.daemon = True
+            step._timer.start()
+
+    def _expire(self, step: StepControl) -> None:
+        """Ends a step that has not begun until its deadline. The thread of its timer."""
+        with self._lock:
+            if step._ticket is not None or step not in self._steps:
+                return
+            self._steps.remove(step)
+        if not step.done() and step.set_running_or_notify_cancel():
+            step.set_exception(
+                AllreduceException("the averager was in an earlier step until the deadline: was that triggered?")
+            )
 
     def _trigger(self, step: StepControl) -> None:
         """Hands the tensors over, once, if it is time for it. Without the lock: who holds the tensors may wait for it.
@@ -408,6 +431,7 @@ class DecentralizedAverager:
         return self._steps[0] if self._steps else None
 
     def _forget(self, step: StepControl) -> None:
+        _end_timer(step)
         with self._lock:
             if step._ticket is None and step in self._steps:
                 self._steps.remove(step)
@@ -526,6 +550,19 @@ class DecentralizedAverager:
             shape = [found.shape[axis] for axis in range(found.rank)]
             tensors.append(tensor_from_bytes(content, found.dtype.decode(), shape, bool(found.requires_grad)))
         return facts["metadata"], tensors
+
+
+def _expire(weak: "weakref.ref[StepControl]") -> None:
+    """The end of a timer, which keeps neither its step nor the averager."""
+    step = weak()
+    if step is not None and step._averager is not None:
+        step._averager._expire(step)
+
+
+def _end_timer(step: StepControl) -> None:
+    timer, step._timer = step._timer, None
+    if timer is not None:
+        timer.cancel()
 
 
 def _or_none(take: Callable[[], bytes]) -> Optional[bytes]:

@@ -6,6 +6,7 @@ import ctypes
 import enum
 import logging
 import math
+import threading
 from typing import TYPE_CHECKING, Any, List, Optional
 
 from . import _native
@@ -62,6 +63,7 @@ class StepControl(Future):
         self._before: Optional[List[Any]] = None
         self._handed_over = False
         self._failure: Optional[BaseException] = None  # of the hand-over
+        self._timer: Optional[threading.Timer] = None  # while it waits for earlier steps
 
     def allow_allreduce(self) -> None:
         """Hands the tensors over: they are averaged as soon as there is a group."""

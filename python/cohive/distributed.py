@@ -151,14 +151,17 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """What all ranks do: where one is gone, this one leaves the run."""
+        """What all ranks do: where one is gone, this one leaves the run, and where it has no memory for it, too."""
         if self._closed:
             raise RuntimeError("this optimizer was shut down")
         try:
             yield
+        except torch.cuda.OutOfMemoryError:  # a RuntimeError that tells of itself
+            self.shutdown()
+            raise
         except RuntimeError as error:
             self.shutdown()
-            raise RuntimeError(_ENDED) from error
+            raise RuntimeError(f"{_ENDED} ({error})") from error
 
     def _led(self, work: Callable[[], Any], changes: Optional[bool] = None) -> Any:
         """Has rank 0 do something, and all ranks know what came of it. Returns what it has returned.
@@ -400,14 +403,17 @@ _BUSY = {"matchmaking_time": 15.0, "averaging_timeout": 60.0, "load_state_timeou
 
 
 def share_tensors(tensors: Sequence[Any], source: int = 0, group_of: Callable[[Any], Any] = lambda _: None) -> None:
-    """All ranks have the values of rank `source`, in the tensors that they have.
+    """All ranks have the values of rank `source`, in the tensors that they have. They travel as bytes: Gloo does not
+    know all types of values.
 
     :param group_of: by which process group a tensor is sent; default: the one of all ranks
     """
     with torch.no_grad():
         for one in tensors:
+            if one.numel() == 0:
+                continue
             values = one.detach().contiguous()
-            dist.broadcast(values, src=source, group=group_of(values))
+            dist.broadcast(values.reshape(-1).view(torch.uint8), src=source, group=group_of(values))
             if values.data_ptr() != one.data_ptr() and dist.get_rank() != source:
                 one.copy_(values)
 

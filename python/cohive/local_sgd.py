@@ -79,10 +79,17 @@ class Manager:
     def _stepped(self) -> None:
         """After a local step."""
         assert self._run is not None
-        self._run.step(batch_size=max(1, round(_STEP / self._run.num_peers)))
-        report = self._run.last_report
-        if report is not None and report.state_group:
+        run = self._run
+        run.step(batch_size=max(1, round(_STEP / run.num_peers)))
+        report = run.last_report
+        if report is None:
+            return
+        # A round in the background is reported in a later step.
+        round_is_over = not run.delay_state_averaging and run.average_state_every == 1
+        if report.state_group:
             self._participants = int(report.state_group)
+        elif report.epoch_changed and (round_is_over or run.num_peers == 1):
+            self._participants = 1
 
 
 class _Stepped:

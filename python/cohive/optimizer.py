@@ -192,7 +192,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param allreduce_timeout: seconds for the exchange; default: averaging_timeout
     :param next_chunk_timeout: seconds between two parts of a peer; default: matchmaking_time
     :param load_state_timeout: seconds for a download of the state
-    :param reuse_grad_buffers: gradients add up in the parameters' ``.grad`` until the epoch ends: no zero_grad()
+    :param reuse_grad_buffers: gradients add up in the parameters' ``.grad`` until the epoch ends: no zero_grad(). One
+        that is set to None or replaced is a RuntimeError, one that is zeroed in place loses its sum unseen
     :param offload_optimizer: statistics are in host memory, and so are float32 copies of parameters that are not;
         default: where `params` are given, but with local updates
     :param delay_optimizer_step: step in the background; default: delay_grad_averaging. Other optimizers than
@@ -516,6 +517,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         del before
         self._settings = self._fingerprint()
         self._versions = self._model.versions()
+        self._model.note_changes()
 
     def _fingerprint(self) -> List[Any]:
         """Returns what a user may have changed in the groups, and the hooks of the optimizer."""
@@ -552,7 +554,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         grad_scaler: Optional[Any] = None,
     ) -> Any:
         """After each batch: counts its samples, and its gradients, which backward() has left in ``.grad``. Returns at
-        once, but at the end of an epoch, or where this peer has to catch up with the others.
+        once, but at the end of an epoch, or where this peer has to catch up with the others. A batch that has left no
+        gradient at all does not count, but with local updates.
 
         :param closure: computes the loss and its gradients; its result is returned
         :param batch_size: samples of this batch; default: batch_size_per_step
@@ -574,29 +577,33 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if self._settings != self._fingerprint():
             self._describe()
         report = _native.StepReport()
-        with torch.no_grad():
-            counts = finite and not self.auxiliary
-            gradients = self._model.gradients(samples, scale) if counts else None
-            if not self._model.is_asked:
-                self._model.exchange()
-            self._run.may_owe_step = self._delays_steps
-            self._run.call(
-                lib.cohive_trainer_step,
-                gradients,
-                samples if counts else 0,
-                1.0 if self.use_local_updates else scale,  # which the model has taken out then
-                ctypes.byref(report),
-            )
-            self._model.release_gradients()
-            if report.cleared or (self.reuse_grad_buffers and (report.loaded_state or not finite)):
-                self._model.clear_gradients()
-            self.last_report = report
-            if report.epoch_changed or report.loaded_state or report.updated:
-                self._take_over()
-            elif self.use_local_updates and self._model.has_copies:
-                self._model.publish()
-            if report.loaded_state:
-                _model.return_memory()
+        try:
+            with torch.no_grad():
+                has_any = self.use_local_updates or self._model.has_gradients()
+                counts = finite and has_any and not self.auxiliary
+                gradients = self._model.gradients(samples, scale) if counts else None
+                if not self._model.is_asked:
+                    self._model.exchange()
+                self._run.may_owe_step = self._delays_steps
+                self._run.call(
+                    lib.cohive_trainer_step,
+                    gradients,
+                    samples if counts else 0,
+                    1.0 if self.use_local_updates else scale,  # which the model has taken out then
+                    ctypes.byref(report),
+                )
+                self._model.release_gradients()
+                if report.cleared or (self.reuse_grad_buffers and (report.loaded_state or not finite)):
+                    self._model.clear_gradients()
+                self.last_report = report
+                if report.epoch_changed or report.loaded_state or report.updated:
+                    self._take_over()
+                elif self.use_local_updates and self._model.has_copies:
+                    self._model.publish()
+                if report.loaded_state:
+                    _model.return_memory()
+        finally:
+            self._model.note_changes()
         self._measure(samples, bool(report.epoch_changed or report.loaded_state))
         if grad_scaler is not None and hasattr(grad_scaler, "_stepped"):
             grad_scaler._stepped(finite, bool(report.epoch_changed))
@@ -663,9 +670,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return group.value
 
     def report_loss(self, loss: float) -> None:
-        """Shows the loss of a batch to monitors."""
-        if not math.isfinite(loss):
-            return
+        """Shows the loss of a batch to monitors, also one that is not finite: alerts may wait for it."""
         self._run.call(lib.cohive_trainer_loss, float(loss))
 
     # ---- States
@@ -734,7 +739,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("local_epoch is a number of epochs, from 0 on")
         state["state"] = inner
         self._model.check_saved(state, masters)
-        self._run.call(lib.cohive_trainer_settle)
+        with self._model.as_given(with_parameters=masters is None):
+            self._run.call(lib.cohive_trainer_settle)
         self._run.call(lib.cohive_trainer_changes, 0)
         settings = self._scheduled()
         self._model.load_optimizer(state)
@@ -775,7 +781,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Writes the state as a safetensors file: its tensors alone. Where the optimizer keeps plain numbers beside
         them, as Adafactor keeps its step, state_dict() has these, too."""
         self._run.refuse_now()
+        was_changed = self._model.was_changed()
         self._model.exchange()
+        if not was_changed:
+            self._model.note_changes()
         self._run.call(lib.cohive_trainer_save, str(path).encode())
 
     def load_checkpoint(self, path: str) -> int:
@@ -852,6 +861,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             return
         run.leaver = threading.get_ident()
         if run.inside or not run.may_owe_step:  # a call of another thread has the trainer, who knows for how long
+            return
+        if self._model.was_changed():
+            logger.warning("the model was changed since the last step: a delayed step is not taken over")
             return
         run.of_thread.give_up_at = time.monotonic() + (self.shutdown_timeout or 0)
         try:

@@ -40,7 +40,7 @@ class TrainingStateAverager(DecentralizedAverager):
     ::
 
         averager = TrainingStateAverager(dht=dht, optimizer=torch.optim.Adam, params=model.parameters(), prefix="run",
-                                         start=True)
+                                         delta_rule_averaging=True, start=True)
         averager.load_state_from_peers()
         for number, batch in enumerate(batches):
             loss(model, batch).backward()
@@ -104,6 +104,7 @@ class TrainingStateAverager(DecentralizedAverager):
         self.lock_optimizer, self.lock_averaging = threading.Lock(), threading.Lock()
         self.pending_updates: Set[concurrent.futures.Future[None]] = set()
         self._old_tensors: Optional[List[Any]] = None
+        self._has_results = False  # the averaged tensors are those of a round, which the local ones have not got
         super().__init__(self._make_averaged_tensors(), dht, tensor_infos=self._make_tensor_infos(), **kwargs)
 
     # ---- Parts
@@ -222,12 +223,14 @@ class TrainingStateAverager(DecentralizedAverager):
         :param zero_grad: forget the gradients
         :param delay_optimizer_step: step in the background, and take over with a later call
         :param averaging_round: average with a group
-        :param delay_averaging: average in the background; default: as delay_optimizer_step
+        :param delay_averaging: average in the background; default: as delay_optimizer_step. Local steps that are made
+            meanwhile are lost without delta_rule_averaging
         :param averaging_control: of schedule_step()
         :param wait_for_trigger: called before the step, in the background
         :param grad_scaler: refused: hivemind.Optimizer alone has given one here
         :param averaging_opts: keywords of the round
         :raises ValueError: what contradicts itself, or a grad_scaler
+        :raises Exception: what an update that is not delayed has raised; of others it is logged
         """
         if grad_scaler is not None:
             raise ValueError(
@@ -305,7 +308,8 @@ class TrainingStateAverager(DecentralizedAverager):
                 self._apply_optimizer_parameters_()
 
     def _apply_round(self) -> None:
-        if not self.reuse_tensors:
+        has_results, self._has_results = self._has_results, False
+        if has_results and not self.reuse_tensors:
             self._apply_averaging_results_()
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
@@ -347,6 +351,7 @@ class TrainingStateAverager(DecentralizedAverager):
             logger.exception("an update of the training state failed")
             if control is not None and not control.done():
                 control.cancel()
+            raise  # by the result, which calls that are not delayed wait for
         finally:
             for event in waited_for:
                 event.set()
@@ -366,11 +371,15 @@ class TrainingStateAverager(DecentralizedAverager):
 
     def _run_round(self, control: StepControl, timeout: Optional[float]) -> None:
         with self.lock_averaging:
-            if not self.reuse_tensors:
+            if self.reuse_tensors:
+                with self.lock_optimizer, self.lock_averaged_tensors:
+                    self._rebind()
+            else:
                 self._load_local_tensors_into_averager_()
             if self.delta_rule_averaging:
                 with torch.no_grad(), self.get_tensors() as averaged_tensors:
                     self._old_tensors = [tensor.detach().clone() for tensor in averaged_tensors]
+            self._has_results = True
             gathered: Dict[Any, Any] = {}
             try:
                 control.allow_allreduce()
@@ -381,6 +390,15 @@ class TrainingStateAverager(DecentralizedAverager):
         if self.sync_epoch_when_averaging:
             self.local_epoch = max([self.local_epoch, *filter(is_epoch, gathered.values())])
             self._update_scheduler()
+
+    def _rebind(self) -> None:
+        """Has the optimizer work in the averaged tensors again, where it has got others with a state that was loaded.
+        With the locks of both."""
+        with torch.no_grad():
+            for local, averaged in zip(self._local_tensors(), self._averaged_tensors):
+                if local.data_ptr() != averaged.data_ptr():
+                    averaged.copy_(local)
+                    local.data = averaged.data
 
     def _load_local_grads_into_optimizer_(self) -> None:
         with torch.no_grad():
@@ -460,6 +478,8 @@ class TrainingStateAverager(DecentralizedAverager):
                 return None
             for tensor, downloaded in zip(local, tensors):
                 tensor.copy_(downloaded)
+            if self.reuse_tensors:
+                self._rebind()
         if self.offload_optimizer:
             self._apply_optimizer_parameters_()
         if not self.reuse_tensors:

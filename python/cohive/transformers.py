@@ -95,13 +95,25 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
             )
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Has the Trainer log when an epoch of the run has ended."""
+        """Has the Trainer log when an epoch of the run has ended. Before it saves the model or ends, what is delayed
+        comes into place: it saves the optimizer later, whose statistics would be those of a newer model."""
+        if self.stop_at_epoch is not None and self.optimizer.local_epoch >= self.stop_at_epoch:
+            control.should_training_stop = True
+        ends = control.should_training_stop or state.global_step >= state.max_steps
+        if ends or control.should_save or _saves_in(args, state, "steps"):
+            self._settle()
         epoch = self.optimizer.local_epoch
         if epoch != self._epoch:
             self._epoch = epoch
             control.should_log = True
-        if self.stop_at_epoch is not None and epoch >= self.stop_at_epoch:
-            control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Has what is delayed come into place before the Trainer saves the model."""
+        if control.should_save or _saves_in(args, state, "epoch"):
+            self._settle()
+
+    def _settle(self) -> None:
+        self.optimizer.state_dict()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Optional[Dict[str, Any]] = None, **kwargs: Any) -> None:
         """Adds epoch, peers and speed of the run to what is logged, and shows the loss to monitors."""
@@ -116,3 +128,15 @@ class CollaborativeCallback(TrainerCallback):  # type: ignore[misc]
         logs.update(told)
         if state.log_history:
             state.log_history[-1].update(told)
+
+
+def _saves_in(args: Any, state: Any, unit: str) -> bool:
+    """Whether the Trainer saves at the end of this step or epoch, or may do so as it evaluates: other callbacks may
+    learn that before the one that decides it.
+
+    :param unit: "steps" or "epoch"
+    """
+    strategy, every = args.save_strategy, state.save_steps
+    if strategy == "best":
+        strategy, every = args.eval_strategy, state.eval_steps
+    return bool(strategy == unit and (unit == "epoch" or (every and state.global_step % every == 0)))

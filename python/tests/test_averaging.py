@@ -192,6 +192,22 @@ def test_a_tensor_that_cannot_be_handed_over_ends_a_step_that_has_waited(average
         waits.result(30)
 
 
+def test_a_step_behind_one_that_is_never_triggered_has_a_deadline(averagers):
+    (alone,) = averagers([torch.zeros(4)])
+    before = alone.step(wait=False, require_trigger=True)
+    waits = [alone.step(wait=False, timeout=timeout) for timeout in (60, math.inf, None)]
+    begin = time.monotonic()
+    with pytest.raises(AllreduceException, match="in an earlier step until the deadline: was that triggered"):
+        alone.step(timeout=1.5)
+    assert time.monotonic() - begin < 20 and not before.done()
+    assert list(alone._steps) == [before, *waits] and [one._timer is None for one in waits] == [False, True, True]
+    for control in (before, *waits):
+        assert control.cancel() and control._timer is None
+    timed_out = alone.step(timeout=1.5, wait=False)  # the next one begins
+    with pytest.raises(AllreduceException, match="Averaging step failed"):
+        timed_out.result(30)
+
+
 def test_who_holds_the_tensors_begins_and_cancels_steps(averagers):
     (alone,) = averagers([torch.zeros(4)])
     cancelled = []
@@ -506,6 +522,65 @@ def test_the_end_of_an_update_is_told_once(state_averager):
     averager.step(optimizer_step=True)
     averager.step(averaging_round=True, averaging_opts=dict(timeout=1.5))
     assert (averager.finished_optimizer_step.times, averager.finished_averaging_round.times) == (1, 1)
+
+
+@pytest.mark.parametrize("loads", ["the user", "from peers"])
+def test_a_state_that_is_loaded_is_that_which_is_averaged(state_averager, monkeypatch, loads):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    adam = functools.partial(torch.optim.Adam, lr=1.0)
+    options = dict(optimizer=adam, offload_optimizer=True, average_opt_statistics=["exp_avg"])
+    averager = state_averager([weight], **options)
+    other = state_averager([torch.nn.Parameter(torch.ones(2))], prefix="other", **options)
+    other._opt_parameters()[0].grad.fill_(2.0)
+    other.optimizer.step()
+    if loads == "the user":
+        averager.optimizer.load_state_dict(other.optimizer.state_dict())
+    else:
+        metadata, tensors, _ = other.get_current_state()
+        monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, timeout: (metadata, tensors))
+        assert averager.load_state_from_peers() is not None
+    statistic = averager.optimizer.state[averager._opt_parameters()[0]]["exp_avg"].clone()
+    assert not torch.equal(statistic, torch.zeros(2))
+
+    def one_round(timeout):
+        with averager.get_tensors() as averaged, torch.no_grad():
+            assert torch.equal(averaged[1], statistic)
+            averaged[1].add_(1)
+        return {}
+
+    control = types.SimpleNamespace(allow_allreduce=lambda: None, result=one_round)
+    averager._run_round(control, None)
+    assert torch.equal(averager.optimizer.state[averager._opt_parameters()[0]]["exp_avg"], statistic + 1)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_round_that_cannot_begin_changes_nothing(state_averager, caplog, delta):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager(
+        [weight], optimizer=functools.partial(torch.optim.SGD, lr=1.0), delta_rule_averaging=delta
+    )
+    with torch.no_grad():
+        weight.fill_(3.0)
+    with pytest.raises(ValueError, match="does not fit within timeout"):
+        averager.step(averaging_round=True, averaging_opts=dict(timeout=0.5))
+    assert torch.equal(weight, torch.full((2,), 3.0))
+    averager.step(averaging_round=True, delay_averaging=True, averaging_opts=dict(timeout=0.5))
+    assert averager.finished_averaging_round.wait(20)
+    averager.step()
+    assert torch.equal(weight, torch.full((2,), 3.0)) and "an update of the training state failed" in caplog.text
+    averager.step(averaging_round=True, averaging_opts=dict(timeout=1.5))  # nobody comes
+    assert torch.equal(weight, torch.full((2,), 3.0))
+
+
+def test_what_an_optimizer_raises_comes_out_of_a_step_that_is_waited_for(state_averager):
+    class Failing(torch.optim.SGD):
+        def step(self, closure=None):
+            raise ArithmeticError("no step today")
+
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=Failing([weight], lr=1.0), initialize_optimizer=False)
+    with pytest.raises(ArithmeticError, match="no step today"):
+        averager.step(optimizer_step=True)
 
 
 def test_what_a_state_averager_cannot_step_with_gets_a_sentence(state_averager):

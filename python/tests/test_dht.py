@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import gc
 import logging
 import math
 import os
@@ -17,6 +18,7 @@ import pytest
 
 import cohive
 from cohive import DHT, PeerID, ValueWithExpiration, get_dht_time
+from cohive._events import Worker
 
 NOBODY = "/ip4/127.0.0.1/tcp/1/p2p/QmdaK4LUeQaKhqSFPRu9N7MvXUEWDxWwtCvPrS444tCgd1"
 
@@ -214,6 +216,19 @@ def test_a_coroutine_may_end_its_dht():
 
     assert peer.run_coroutine(end) == "ended" and not peer.is_alive()
     peer.shutdown()
+
+
+def test_the_loop_of_a_dht_that_nobody_has_ends():
+    async def thread(dht, node):
+        return threading.current_thread()
+
+    peer = DHT(start=True)
+    runs = peer.run_coroutine(thread)
+    assert runs.is_alive()
+    del peer
+    gc.collect()
+    runs.join(20)
+    assert not runs.is_alive()
 
 
 def test_several_records_at_once(swarm):
@@ -543,6 +558,22 @@ def test_a_forked_child_has_dead_objects_and_no_sockets(swarm):
     assert child_of_fork(child) == 0
     assert second.get("from the child", latest=True).value == 1
     assert first.is_alive() and first.get_visible_maddrs() == addresses
+
+
+def test_a_forked_child_gives_no_work_to_threads_of_its_parent():
+    worker = Worker("cohive-test")
+    worker.submit(int)
+
+    def child():
+        try:
+            worker.submit(int)
+        except RuntimeError as error:
+            return 0 if "belongs to the process that has made it" in str(error) else 1
+        return 2
+
+    assert child_of_fork(child) == 0
+    worker.end()
+    worker.join(20)
 
 
 def test_the_port_is_free_when_the_parent_is_killed_with_workers_alive():

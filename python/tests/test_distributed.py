@@ -310,6 +310,46 @@ print(before > threads())
     assert [out for out, _ in told] == ["True\n"] * 2, told
 
 
+SHARE = """
+import torch
+import torch.distributed as dist
+from cohive.distributed import share_tensors
+RANK, FOLDER, _ = VALUES
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/meeting", rank=RANK, world_size=2)
+full = [
+    torch.tensor([1, -2, 3], dtype=torch.int16), torch.tensor(True), torch.tensor(2.5, dtype=torch.float64),
+    torch.tensor([1 + 2j]), torch.ones(2, 0), torch.ones(3, dtype=torch.bfloat16), torch.arange(6.0).reshape(2, 3).t(),
+    torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    torch.tensor([65535], dtype=torch.uint16),
+]
+mine = [one.clone() if RANK == 0 else torch.zeros_like(one) for one in full]
+share_tensors(mine)
+assert all(one.tolist() == other.tolist() and one.stride() == other.stride() for one, other in zip(mine, full)), mine
+dist.destroy_process_group()
+"""
+
+
+def test_values_of_every_type_are_shared(tmp_path):
+    for process in two_ranks(SHARE, tmp_path):
+        assert process.communicate(timeout=PATIENCE) == ("", "") and process.returncode == 0
+
+
+def test_ranks_tell_why_their_peer_has_ended():
+    class Left(cohive.LocalOptimizer):
+        """One whose constructor did not run."""
+
+        _closed, _of_swarm, _control, _given = False, None, None, None
+
+    one = Left.__new__(Left)
+    with pytest.raises(RuntimeError, match=r"start all of its ranks again \(of this cause\)"), one._together():
+        raise RuntimeError("of this cause")
+    assert not one.is_alive()
+    one = Left.__new__(Left)
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="^no memory$"), one._together():
+        raise torch.cuda.OutOfMemoryError("no memory")
+    assert not one.is_alive()
+
+
 def test_what_ranks_cannot_train_is_refused(tmp_path, monkeypatch):
     model = torch.nn.Linear(2, 1)
     options = dict(dht=None, target_batch_size=8, optimizer=torch.optim.SGD, **QUICK)

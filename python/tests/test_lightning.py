@@ -140,6 +140,53 @@ def test_training_goes_on_from_a_checkpoint(lightning, tmp_path, options, conver
     assert again.optimizers[0].state[second.weight]["step"] == 5
 
 
+def test_what_a_schedule_sets_beside_the_rate_is_that_of_an_optimizer_that_is_made_anew(lightning):
+    package, strategy = lightning
+
+    def adam(self):
+        made = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=0.1, total_steps=20)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    model = model_of(package, configure_optimizers=adam)
+    trainer = trainer_of(package, strategy(target_batch_size=8, offload_optimizer=True, **LOCAL), precision="bf16-true")
+    trainer.fit(model)
+    (group,) = trainer.optimizers[0].opt.param_groups
+    schedule = trainer.lr_scheduler_configs[0].scheduler.scheduler
+    assert schedule.optimizer is not trainer.optimizers[0].opt and trainer.optimizers[0].local_epoch == 2
+    (wanted,) = schedule.optimizer.param_groups
+    assert wanted["betas"] != (0.95, 0.999) and (group["lr"], group["betas"]) == (wanted["lr"], wanted["betas"])
+
+
+@pytest.mark.parametrize("options", [dict(), dict(precision="bf16-true")], ids=["the same", "made anew"])
+def test_training_goes_on_from_a_checkpoint_of_another_strategy(lightning, tmp_path, options):
+    package, strategy = lightning
+
+    def adam(self):
+        made = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(made, 0.5)
+        return {"optimizer": made, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    first = model_of(package, configure_optimizers=adam, on_train_batch_end=lambda *_: None)
+    plain = trainer_of(package, "auto", **options)
+    plain.fit(first)
+    plain.save_checkpoint(path := tmp_path / "saved.ckpt")
+    saved = torch.load(path, weights_only=False)["optimizer_states"][0]["state"][0]
+    assert saved["step"] == 4
+
+    second = model_of(package, configure_optimizers=adam)
+    offloads = strategy(target_batch_size=8, offload_optimizer=True, **LOCAL)
+    again = package.Trainer(
+        strategy=offloads, accelerator="cpu", logger=False, max_epochs=2, enable_checkpointing=False,
+        enable_model_summary=False, enable_progress_bar=False, **options,
+    )  # fmt: skip
+    again.fit(second, ckpt_path=path)
+    assert second.epochs == [0, 1, 1, 2], "the epochs are those of a run"
+    (kept,) = again.optimizers[0].opt.state.values()
+    assert kept["step"] == 4 + 2
+    assert second.rates == [pytest.approx(0.01 * 0.5 ** (4 + epoch)) for epoch in second.epochs]
+
+
 def test_a_trainer_and_its_strategy_are_used_again(lightning, tmp_path):
     package, strategy = lightning
     validates = dict(
@@ -223,6 +270,10 @@ def test_what_cannot_be_meant_is_refused(lightning):
     refused = importlib.import_module(package.__name__ + ".utilities.exceptions").MisconfigurationException
     with pytest.raises(refused, match="target_batch_size"):
         trainer_of(package, strategy(target_batch_size=8, **LOCAL), accumulate_grad_batches=2).fit(model_of(package))
+    callbacks = importlib.import_module(package.__name__ + ".callbacks")
+    later = callbacks.GradientAccumulationScheduler(scheduling={0: 2})
+    with pytest.raises(refused, match="target_batch_size"):
+        trainer_of(package, strategy(target_batch_size=8, **LOCAL), callbacks=[later]).fit(model_of(package))
     with pytest.raises(refused, match="clip_grad_norm"):
         reuses = strategy(target_batch_size=8, reuse_grad_buffers=True, **LOCAL)
         trainer_of(package, reuses, gradient_clip_val=1.0).fit(model_of(package))

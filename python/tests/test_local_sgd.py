@@ -90,6 +90,33 @@ def test_two_peers_learn_one_model(swarm, kind):
         assert 5 * ROUNDS < len(steps) < 20 * ROUNDS
 
 
+@pytest.mark.parametrize("kind", ["LocalSGD", "DiLoCo in the background"])
+def test_participants_are_one_again_where_the_others_have_left(swarm, kind):
+    left, told, failures = threading.Event(), [[], []], []
+
+    def train(part, dht, ends):
+        try:
+            model = torch.nn.Linear(4, 1, bias=False)
+            inner, manager, limit = sgd(model, lr=0.01), Manager(dht, **QUICK), time.monotonic() + PATIENCE
+            with local(kind, manager, model, inner):
+                while not ends(told[part]) and time.monotonic() < limit:
+                    model.weight.grad = torch.ones_like(model.weight)
+                    inner.step()
+                    told[part].append(manager.num_participants())
+                    time.sleep(0.01)
+        except BaseException as error:
+            failures.append(error)
+        left.set()
+
+    ends = [lambda told: 2 in told, lambda told: left.is_set() and 2 in told and told[-1] == 1]
+    threads = [threading.Thread(target=train, args=(part, dht, ends[part])) for part, dht in enumerate(swarm(2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not failures and 2 in told[0] and told[1][-1] == 1, (failures, told)
+
+
 MODELS = {
     "float32": lambda: torch.nn.Linear(3, 2, bias=False),
     "bfloat16": lambda: torch.nn.Linear(3, 2, bias=False, dtype=torch.bfloat16),

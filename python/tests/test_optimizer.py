@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import logging
+import math
 import re
 import signal
 import sys
@@ -154,7 +155,17 @@ def test_sums_that_are_lost_get_a_sentence(trainer, clear, dtype):
     loss_of(weight, 4).backward()
     optimizer.step()
     weight.grad = clear(weight)
-    with pytest.raises(RuntimeError, match="gradient of parameter 0 was cleared or replaced before the epoch"):
+    with pytest.raises(RuntimeError, match="gradient of parameter 0 was set to None or replaced before the epoch"):
+        optimizer.step()
+
+
+def test_a_sum_of_all_parameters_that_is_lost_gets_a_sentence(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=True, batch_size_per_step=4)
+    loss_of(weight, 4).backward()
+    optimizer.step()
+    weight.grad = None
+    with pytest.raises(RuntimeError, match="gradient of parameter 0 was set to None"):
         optimizer.step()
 
 
@@ -226,6 +237,55 @@ def test_delayed_steps_arrive(trainer):
     train_alone(optimizer, weight)
     optimizer.state_dict()  # waits for what is under way
     assert optimizer.last_report is not None and not torch.equal(weight, model_of())
+
+
+def delayed(trainer, dtype=torch.float32, **options):
+    """A weight and its optimizer, which owes it a step."""
+    weight = model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"], delay_optimizer_step=True, **options)
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=16)
+    assert torch.equal(weight, model_of(dtype=dtype))
+    return weight, optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delayed_step_is_none_of_a_model_that_was_loaded(trainer, dtype):
+    beside = torch.zeros(3)
+    weight, optimizer = delayed(trainer, dtype, extra_tensors=[beside])
+    _, other = delayed(trainer, dtype, extra_tensors=[torch.zeros(3)])
+    state = copy.deepcopy(other.state_dict())
+    state.pop("masters", None)
+    with torch.no_grad():
+        weight.fill_(7.0)
+        beside.fill_(8.0)
+    optimizer.load_state_dict(state)
+    assert torch.equal(weight, model_of(7.0, dtype)) and torch.equal(beside, torch.full((3,), 8.0))
+    assert torch.equal(optimizer._model.live[0], model_of(7.0))
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=16)
+    optimizer.state_dict()
+    assert torch.allclose(weight.float(), model_of(7.0), atol=0.5) and not torch.equal(weight, model_of(7.0, dtype))
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_delayed_step_is_none_of_a_model_that_was_loaded_for_the_end(trainer, caplog, changes):
+    weight, optimizer = delayed(trainer)
+    if changes:
+        with torch.no_grad():
+            weight.fill_(7.0)
+    optimizer.shutdown()
+    assert torch.equal(weight, model_of(7.0)) if changes else not torch.equal(weight, model_of())
+    assert ("the model was changed since the last step" in caplog.text) == changes
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_is_told(trainer, monkeypatch, loss):
+    optimizer, told = trainer(params=[model_of()], optimizer=SGD), []
+    optimizer.report_loss(loss)  # the library takes it
+    monkeypatch.setattr(optimizer._run, "call", lambda function, *arguments: told.append(arguments))
+    optimizer.report_loss(loss)
+    assert str(told) == str([(loss,)])
 
 
 def test_an_optimizer_is_one_of_torch(trainer):
@@ -1088,12 +1148,25 @@ def test_an_optimizer_of_torch_has_the_same_scaler(trainer):
     assert torch.allclose(beside, other, atol=1e-6)
 
 
-def test_a_batch_without_gradients_is_finite(trainer):
+def test_a_batch_without_gradients_is_none_to_a_scaler(trainer):
     weight, scaler = model_of(), torch.amp.GradScaler(DEVICE, init_scale=64.0)
     optimizer = trainer(params=[weight], optimizer=SGD)
     scaler.scale(loss_of(weight, 16))
     optimizer.step(batch_size=16, grad_scaler=scaler)
-    assert optimizer.local_epoch == 1 and torch.equal(weight, model_of())
+    assert optimizer.local_epoch == 0 and torch.equal(weight, model_of())
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_batch_without_gradients_does_not_count(trainer, reuse):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=reuse)
+    optimizer.step(batch_size=8)
+    assert optimizer.local_progress.samples_accumulated == 0 and optimizer.local_epoch == 0
+    loss_of(weight, 8).backward()
+    optimizer.step(batch_size=16)
+    other = model_of()
+    loss_of(other, 8).backward()
+    assert optimizer.local_epoch == 1 and torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
 
 
 # ---- Faults

@@ -33,7 +33,9 @@ def owing(swarm):
 
     def make(**options):
         for dht in swarm(2):
-            how = dict(target_batch_size=10**6, params=[model_of()], optimizer=SGD, delay_grad_averaging=True)
+            weight = model_of()
+            weight.grad = torch.zeros_like(weight)  # a batch without gradients does not count
+            how = dict(target_batch_size=10**6, params=[weight], optimizer=SGD, delay_grad_averaging=True)
             made.append(Optimizer(dht=dht, **{**QUICK, "matchmaking_time": PATIENCE, **how, **options}))
         other, one = made
         limit = time.monotonic() + PATIENCE

@@ -35,7 +35,7 @@ def train(trainer_alone, tmp_path):
 
     from cohive.transformers import CollaborativeCallback, NoOpScheduler
 
-    def run(steps, resume=None, stop_at_epoch=None, reports=None, **options):
+    def run(steps, resume=None, stop_at_epoch=None, reports=None, delayed=False, **options):
         model = Model()
         optimizer = trainer_alone(
             target_batch_size=16,
@@ -43,6 +43,7 @@ def train(trainer_alone, tmp_path):
             params=model.parameters(),
             optimizer=lambda params: torch.optim.Adam(params, lr=0.1),
             scheduler=lambda made: torch.optim.lr_scheduler.ExponentialLR(made, 0.5),
+            delay_optimizer_step=delayed,
         )
         arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path), per_device_train_batch_size=8, max_steps=steps, report_to="none",
@@ -96,6 +97,33 @@ def test_training_goes_on_from_a_checkpoint(train, tmp_path):
     # One of Adam's steps is that with which its tensors are made.
     assert {int(kept["step"]) for kept in optimizer.opt.state.values()} == {5}
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
+
+
+@pytest.mark.parametrize(
+    "options, saved",
+    [
+        (dict(save_strategy="steps", save_steps=4), 4),
+        (dict(save_strategy="steps", save_steps=0.4), 4),  # of all steps, which are ten
+        (dict(save_strategy="steps", save_steps=500), 10),  # at the end
+        (dict(save_strategy="epoch"), 8),
+    ],
+)
+def test_a_checkpoint_has_the_model_that_its_statistics_belong_to(train, tmp_path, options, saved):
+    import safetensors.torch
+    import transformers
+
+    class Kept(transformers.TrainerCallback):
+        """When a checkpoint is written: whose weights are those of the optimizer then."""
+
+        models = {}
+
+        def on_save(self, args, state, control, model=None, **_):
+            self.models[state.global_step] = {name: one.clone() for name, one in model.state_dict().items()}
+
+    train(10, reports=Kept(), delayed=True, **options)
+    written = safetensors.torch.load_file(tmp_path / f"checkpoint-{saved}" / "model.safetensors")
+    for name, one in Kept.models[saved].items():
+        assert torch.equal(written[name], one), name
 
 
 def test_gradients_that_the_trainer_would_zero_are_refused(trainer_alone):

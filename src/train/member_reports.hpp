@@ -24,7 +24,7 @@ class MemberReports {
   /// Asks some of `peers`, those that were not asked just now and have a connection. Returns whether one has told
   /// something new.
   Task<bool> ask(std::vector<PeerId> peers);
-  /// Returns what a peer has told in the last seconds; nullptr where it has not.
+  /// Returns what a peer has told in the last minute; nullptr where it has not.
   const ShardReport* told(const PeerId& peer) const;
 
  private:

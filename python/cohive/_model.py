@@ -137,13 +137,20 @@ def _parts_of(tensors: Sequence[Any]) -> Iterator[List[Any]]:
     """Divides tensors, in their order, into parts of about a sixteenth of their values, and of one tensor at least."""
     most = sum(one.numel() for one in tensors) / _PARTS
     part: List[Any] = []
+    values = 0  # of the part
     for one in tensors:
-        if part and sum(other.numel() for other in part) + one.numel() > most:
+        if part and values + one.numel() > most:
             yield part
-            part = []
+            part, values = [], 0
         part.append(one)
+        values += one.numel()
     if part:
         yield part
+
+
+def _versions_of(tensors: Iterable[Any]) -> int:
+    """Returns what is another number after torch has written to one of them, other than to .data."""
+    return sum(one._version for one in tensors)
 
 
 def _zero(value: Any) -> Any:
@@ -240,7 +247,7 @@ class Model:
         self._buffers: Dict[int, Any] = {}
         #: with buffers that are used again, the gradients of the epoch's earlier batches, by parameter
         self._summed: Dict[int, Any] = {}
-        self._noted = self._changes()
+        self._noted = _versions_of(parameters)
         self._size = 0  # of the state that was described last, in tensors
         self._read: List[Any] = []  # of these, what the library reads where it is
 
@@ -455,18 +462,15 @@ class Model:
     def versions(self) -> int:
         """Returns what is another number after torch has written to parameters or statistics, as in clamp_() or
         load_state_dict(); 0 with local steps, which change them all the time. Writes to .data do not count."""
-        return 0 if self._local else sum(one._version for one in self._read)
+        return 0 if self._local else _versions_of(self._read)
 
     def note_changes(self) -> None:
         """At the end of a call; see was_changed()."""
-        self._noted = self._changes()
+        self._noted = _versions_of(self.parameters)
 
     def was_changed(self) -> bool:
         """Whether torch has written to the model's own parameters since the last call, other than to .data."""
-        return self._noted != self._changes()
-
-    def _changes(self) -> int:
-        return sum(one._version for one in self.parameters)
+        return self._noted != _versions_of(self.parameters)
 
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""

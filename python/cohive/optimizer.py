@@ -571,9 +571,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
-        if self._versions != self._model.versions():
+        if self._versions != (versions := self._model.versions()):
             self._run.call(lib.cohive_trainer_changes, 1)
-            self._versions = self._model.versions()
+            self._versions = versions
         if self._settings != self._fingerprint():
             self._describe()
         report = _native.StepReport()

@@ -19,13 +19,13 @@ constexpr std::array kRoundCauses = {"no_group",   "members_left", "nobody_reduc
                                      "not_finite", "cancelled",    "timeout",        "missed",        "other"};
 constexpr std::array kDownloadCauses = {"no_donor", "bad_state", "timeout", "other"};
 
-Counter failed_rounds(Metrics& metrics, const std::string& run_id, const std::string& what, const std::string& cause) {
+Counter failed_rounds(const RunMetrics& metrics, const std::string& what, const std::string& cause) {
   return metrics.counter("cohive_train_failed_rounds_total", "Rounds that averaged nothing, by cause.",
-                         {{"averager", what}, {"cause", cause}, {"run_id", run_id}});
+                         {{"averager", what}, {"cause", cause}});
 }
-Counter failed_downloads(Metrics& metrics, const std::string& run_id, const std::string& cause) {
+Counter failed_downloads(const RunMetrics& metrics, const std::string& cause) {
   return metrics.counter("cohive_train_failed_downloads_total", "Downloads of the state that failed, by cause.",
-                         {{"cause", cause}, {"run_id", run_id}});
+                         {{"cause", cause}});
 }
 
 template <class T>
@@ -66,12 +66,12 @@ std::string cause_of_download_failure(const Error& error) {
 // ---- Rounds and downloads
 
 /// Counters begin with 0, so that a reader can tell a zero from a counter that is not there.
-History::History(Runtime& runtime, std::string run_id)
-    : runtime_(runtime), run_id_(std::move(run_id)), epoch_begin_(runtime.now()) {
-  for (const char* cause : kDownloadCauses) failed_downloads(runtime.metrics(), run_id_, cause);
+History::History(Runtime& runtime, RunMetrics metrics)
+    : runtime_(runtime), metrics_(std::move(metrics)), epoch_begin_(runtime.now()) {
+  for (const char* cause : kDownloadCauses) failed_downloads(metrics_, cause);
 }
 void History::count_failures_of(const std::string& what) {
-  for (const char* cause : kRoundCauses) failed_rounds(runtime_.metrics(), run_id_, what, cause);
+  for (const char* cause : kRoundCauses) failed_rounds(metrics_, what, cause);
 }
 
 void History::round_averaged(const std::string& what, std::shared_ptr<const averaging::RoundReport> report) {
@@ -91,7 +91,7 @@ void History::round_failed(const std::string& what, const std::string& cause, co
   round.message = sentence;
   round.report = std::make_shared<const averaging::RoundReport>();
   keep(std::move(round));
-  failed_rounds(runtime_.metrics(), run_id_, what, cause).increment();
+  failed_rounds(metrics_, what, cause).increment();
   Failures::of(runtime_).note("round", cause, what + ": " + sentence);
   log::write(log::Level::info, "train", {{"event", "round_failed"}, {"averager", what}, {"cause", cause}},
              "averaging " + what + ": " + sentence);
@@ -99,7 +99,7 @@ void History::round_failed(const std::string& what, const std::string& cause, co
 
 void History::download_failed(const Error& error) {
   const std::string cause = cause_of_download_failure(error);
-  failed_downloads(runtime_.metrics(), run_id_, cause).increment();
+  failed_downloads(metrics_, cause).increment();
   Failures::of(runtime_).note("download", cause, error.message());
   log::write(log::Level::warn, "train", {{"event", "download_failed"}, {"cause", cause}},
              log::format("no state downloaded: {}", error));

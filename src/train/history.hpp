@@ -2,10 +2,10 @@
 #pragma once
 
 #include <deque>
-#include <string>
 
 #include "cohive/averaging/round.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/train/metrics.hpp"
 
 namespace cohive::train {
 
@@ -18,7 +18,7 @@ class History {
  public:
   static constexpr std::size_t kRounds = 100, kEpochs = 500;  ///< kept
 
-  History(Runtime& runtime, std::string run_id);
+  History(Runtime& runtime, RunMetrics metrics);
 
   /// Begins with 0 for an exchange of this name: an alert sees no counter rise that appears with its first failure.
   void count_failures_of(const std::string& what);
@@ -57,7 +57,7 @@ class History {
   void keep(Round round);
 
   Runtime& runtime_;
-  const std::string run_id_;  // a label of the counters
+  const RunMetrics metrics_;
   std::deque<Round> rounds_;
   std::deque<EndedEpoch> epochs_;
   TimePoint epoch_begin_;

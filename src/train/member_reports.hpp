@@ -1,5 +1,5 @@
-// What trainers that have averaged with each other tell each other directly. The nodes that hold the run's record may
-// keep the others' reports from one trainer, which would train on alone while all others wait for it.
+// Trainers that have averaged with each other tell each other their progress directly. The nodes that hold the run's
+// record may keep the others' reports from one trainer, which would train on alone while all others wait for it.
 // Source: docs/wire/extensions.md, section 20.
 #pragma once
 

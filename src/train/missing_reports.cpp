@@ -17,9 +17,9 @@ constexpr Duration kReportDelay = 1500ms;  // until a report of a new epoch is i
 /// that has signed for the peer before.
 void ProgressTracker::take_answers(std::vector<Entry>& entries) {
   std::unordered_set<PeerId> in_record;
-  const auto take = [](Entry& entry, const ShardReport& told, double target) {
+  const auto take = [this](Entry& entry, const ShardReport& told) {
     entry.epoch = told.epoch;
-    entry.samples = std::min(told.samples, target);
+    entry.samples = std::min(told.samples, options_.target_batch_size);
     entry.samples_per_second = told.samples_per_second;
     entry.time = told.time;
   };
@@ -27,7 +27,7 @@ void ProgressTracker::take_answers(std::vector<Entry>& entries) {
     if (!entry.peer) continue;
     in_record.insert(*entry.peer);
     const ShardReport* told = answers_->told(*entry.peer);
-    if (told && told->epoch > entry.epoch) take(entry, *told, options_.target_batch_size);
+    if (told && told->epoch > entry.epoch) take(entry, *told);
   }
   unlisted_.clear();
   for (const PeerId& peer : members_) {
@@ -37,7 +37,7 @@ void ProgressTracker::take_answers(std::vector<Entry>& entries) {
     std::string marker = met != met_.end() && !met->second.empty() ? met->second : peer.binary();
     bound_[peer] = marker;
     Entry& entry = entries.emplace_back(Entry{.marker = std::move(marker), .client = told->client, .peer = peer});
-    take(entry, *told, options_.target_batch_size);
+    take(entry, *told);
     unlisted_.push_back(peer);
   }
   const bool lists_us = std::ranges::find(entries, key_->ownership_marker(), &Entry::marker) != entries.end();

@@ -9,7 +9,6 @@
 #include "cohive/dht/schema.hpp"
 #include "core/detail/median.hpp"
 #include "dht/detail/later_expiration.hpp"
-#include "majority.hpp"
 #include "member_reports.hpp"
 #include "progress_entry.hpp"
 #include "shards/shards.hpp"
@@ -22,17 +21,11 @@ constexpr double kRefreshPerPeer = 0.05;  // seconds
 constexpr std::size_t kManyPeers = 16, kReplicasRead = 2;
 // Of larger runs each replica draws some records, of nearly 1 kB each, and the rest is taken to be like them.
 constexpr std::size_t kTooManyPeers = 128, kReplicasDrawn = 3, kRecordsSampled = 16;
-constexpr Duration kLongestHurry = 1s;  // between looks of all trainers of such a run at the same news
-constexpr double kFarAway = 1e9;        // seconds until an end that cannot be foreseen yet
-// That a stranger which does not come is not expected, four times as long each time: it may be a newcomer that is slow.
-constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
-constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
-constexpr Duration kDialTime = 10s, kDialAgain = 60s;
+constexpr Duration kLongestHurry = 1s;    // between looks of all trainers of such a run at the same news
+constexpr double kFarAway = 1e9;          // seconds until an end that cannot be foreseen yet
 constexpr std::size_t kMaxSpeeds = 4096;  // remembered
 constexpr double kSlowest = 1e-9;         // samples per second; below, nothing was measured yet
 constexpr double kMuchFaster = 16;        // than the median trainer
-constexpr std::size_t kMaxBound = 20'000;
-constexpr double kLately = 30, kJustNow = 3;  // seconds
 
 }  // namespace
 
@@ -239,126 +232,6 @@ Task<void> ProgressTracker::report_loop(ProgressTracker& self) {
 
 // ---- What the swarm tells
 
-bool ProgressTracker::is_met(const PeerId& peer) const {
-  const auto met = met_.find(peer), bound = bound_.find(peer);
-  if (met == met_.end() || bound == bound_.end()) return false;
-  return met->second == bound->second || bound->second == peer.binary();  // proven by its identity
-}
-
-/// Trainers that were not in the last round and have not reported since, and trainers whose process has ended.
-bool ProgressTracker::is_absent(const PeerId& peer) const {
-  if (dht_.host().refuses(peer)) return true;
-  const auto absence = absent_.find(peer);
-  if (absence == absent_.end()) return false;
-  const auto report = reports_.find(peer);
-  const bool silent = report == reports_.end() || report->second.time <= absence->second.reported;
-  return silent || (!is_met(peer) && runtime_.now() < absence->second.until);
-}
-
-/// Each of them may hold a round up, so an invented one must not be among them. Where some trainers were drawn, their
-/// share counts.
-void ProgressTracker::count_expected(GlobalProgress& progress) const {
-  progress.expected = progress.in_sight = 0;
-  if (progress.peers == 0) return;
-  const p2p::Host& host = dht_.host();
-  std::size_t known = 0, strangers = 0, unreached = 0, absent = 0;
-  bool some_were_late = false;
-  for (const auto& [peer, report] : reports_) {
-    if (peer == host.id()) continue;
-    if (is_absent(peer)) {
-      ++absent;
-      const bool trains = is_met(peer) && host.connected(peer) && dht_.now() - report.time < kJustNow;
-      some_were_late = some_were_late || trains;
-    } else if (is_met(peer))
-      ++known;
-    else
-      ++(host.connected(peer) ? strangers : unreached);
-  }
-  if (drawn_) {
-    progress.expected = progress.in_sight = progress.peers - std::min(progress.peers, absent);
-    return;
-  }
-  progress.in_sight = 1 + known + strangers + std::min(unreached, std::max(known + strangers, kFewStrangers));
-  progress.expected = 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
-  // Whoever claims whole batches would else have this peer step alone, again and again, while the others find together.
-  if (progress.expected == 1 && some_were_late) progress.expected = 2;
-}
-
-/// A report may be all that there is of its peer: whether it can be reached is tried, one after another.
-void ProgressTracker::dial_strangers() {
-  if (dialling_ || drawn_) return;
-  const TimePoint now = runtime_.now();
-  std::erase_if(dialled_, [&](const auto& one) { return now >= one.second && !reports_.contains(one.first); });
-  for (const auto& [peer, report] : reports_) {
-    if (report.client || peer == dht_.host().id() || is_met(peer) || dht_.host().connected(peer)) continue;
-    TimePoint& again = dialled_[peer];
-    if (now < again) continue;
-    again = now + kDialAgain;
-    dialling_ = true;
-    return tasks_.spawn(dial(*this, peer), "dial a trainer");
-  }
-}
-
-Task<void> ProgressTracker::dial(ProgressTracker& self, PeerId stranger) {
-  const bool reached = (co_await self.dht_.host().connect(stranger, self.runtime_.after(kDialTime))).has_value();
-  self.dialling_ = false;
-  if (reached) self.set(self.snapshot());
-}
-
-std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
-  std::vector<Trainer> all;
-  for (const auto& [peer, report] : reports_)
-    if (peer != dht_.host().id() && !report.client) all.push_back({peer, report.epoch});
-  std::ranges::partition(all, [this](const Trainer& one) { return dht_.host().connected(one.peer); });
-  return all;
-}
-
-std::vector<PeerId> ProgressTracker::absent() const {
-  std::vector<PeerId> peers;
-  for (const auto& [peer, report] : reports_)
-    if (is_absent(peer)) peers.push_back(peer);
-  return peers;
-}
-
-bool ProgressTracker::someone_is_behind() const {
-  return std::ranges::any_of(reports_, [this](const auto& one) {
-    return one.second.epoch < epoch_ && one.first != dht_.host().id() && is_met(one.first) && !is_absent(one.first);
-  });
-}
-
-void ProgressTracker::met(const std::vector<PeerId>& peers) {
-  if (met_.size() + peers.size() > kMaxBound) met_.clear();
-  for (const PeerId& peer : peers) {
-    const auto bound = bound_.find(peer);
-    met_[peer] = bound == bound_.end() ? std::string() : bound->second;
-    absent_.erase(peer);
-  }
-}
-
-void ProgressTracker::took_part(const std::vector<PeerId>& members, const std::vector<PeerId>& lost) {
-  for (const PeerId& peer : members) absent_.erase(peer);
-  members_ = members;
-  const bool says_nothing_of_others = members.size() < 2 && !lost.empty();
-  for (const auto& [peer, report] : reports_) {
-    if (peer == dht_.host().id() || std::ranges::find(members, peer) != members.end()) continue;
-    if (says_nothing_of_others && std::ranges::find(lost, peer) == lost.end()) continue;
-    Absence& absence = absent_[peer];
-    if (absence.rounds > 0 && report.time <= absence.reported) continue;
-    const int doublings = std::min(2 * absence.rounds++, 20);
-    absence.until = runtime_.now() + std::min<Duration>(kFirstAbsence * (1 << doublings), kLongestAbsence);
-    absence.reported = report.time;
-  }
-  set(snapshot());
-}
-
-void ProgressTracker::doubt_claims_above(std::uint64_t proven) {
-  std::erase_if(met_, [&](const auto& one) {
-    const auto report = reports_.find(one.first);
-    return report != reports_.end() && report->second.epoch > proven;
-  });
-  fetch_soon();
-}
-
 namespace {
 
 /// While one leader follows another, both may have written what the shards come to.
@@ -392,65 +265,6 @@ std::vector<ProgressTracker::Entry> ProgressTracker::entries_of(const dht::GetRe
   }
   keep_one_sum(entries);
   return entries;
-}
-
-/// Of keys that claim one peer id, the one that was there first has it.
-void ProgressTracker::bind_peers(std::vector<Entry>& entries) {
-  std::unordered_map<PeerId, std::string> bound;
-  if (drawn_ && bound_.size() < kMaxBound) bound = bound_;  // a claim that was not drawn need not have expired
-  for (const Entry& entry : entries) {
-    const auto before = entry.peer ? bound_.find(*entry.peer) : bound_.end();
-    if (before != bound_.end() && before->second == entry.marker) bound.insert(*before);
-  }
-  for (Entry& entry : entries) {
-    if (!entry.peer) continue;
-    std::string& marker = bound.try_emplace(*entry.peer, entry.marker).first->second;
-    if (entry.marker == entry.peer->binary()) marker = entry.marker;  // proven by its identity
-    if (marker != entry.marker) entry.peer.reset();
-  }
-  bound_ = std::move(bound);
-}
-
-void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
-  reports_.clear();
-  for (const Entry& entry : entries) {
-    if (!entry.peer) continue;
-    reports_[*entry.peer] = {entry.time, entry.epoch, entry.client};
-    const auto met = met_.find(*entry.peer);
-    if (met != met_.end() && met->second.empty()) met->second = entry.marker;
-  }
-  std::erase_if(absent_, [this](const auto& one) {
-    return !reports_.contains(one.first) && (absent_.size() > kMaxBound || (!drawn_ && is_met(one.first)));
-  });
-}
-
-/// The members of a round reach an epoch together. Of many trainers, from whose reports some are drawn, few are
-/// connected.
-void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalProgress& global) {
-  std::vector<std::uint64_t> all, met, connected;
-  bool reaches_one = drawn_;
-  for (const Entry& entry : entries) {
-    if (entry.client || entry.marker == key_->ownership_marker()) continue;
-    const bool is_connected = entry.peer && dht_.host().connected(*entry.peer);
-    // Members that missed a round are there all the same where they have a connection and have reported lately: of the
-    // others a liar might be the only one.
-    const bool is_there = is_connected && dht_.now() - entry.time < kLately;
-    if (!entry.peer || !is_met(*entry.peer)) {
-      if (is_connected) connected.push_back(entry.epoch);
-    } else if (is_there || !is_absent(*entry.peer)) {
-      met.push_back(entry.epoch);
-      reaches_one = reaches_one || is_connected;
-    } else {
-      continue;
-    }
-    all.push_back(entry.epoch);
-  }
-  heard_ = reached_by_most(connected);
-  global.met = met.size();
-  global.in_touch = !met.empty() && reaches_one;
-  global.epoch = global.in_touch ? std::max(epoch_, reached_by_most(met)) : epoch_;
-  const auto& claims = global.in_touch ? met : all;
-  global.claimed = claims.empty() ? global.epoch : std::max(global.epoch, std::ranges::max(claims));
 }
 
 /// A few trainers that were drawn may all be slow ones. So those of earlier draws are remembered, and the present ones
@@ -526,18 +340,6 @@ double ProgressTracker::until_target(const GlobalProgress& global) const {
   for (const Other& other : others_)
     samples += other.samples + std::max(0.0, now - std::max(other.time, resumed_)) * other.samples_per_second;
   return std::max(0.0, options_.target_batch_size - samples) / global.samples_per_second;
-}
-
-/// Once this peer has averaged with some, those that were met or are connected count, and as many others at most: what
-/// is claimed of peers that are not there must not make all look less often, or at fewer replicas.
-std::size_t ProgressTracker::readers_of(const GlobalProgress& progress) const {
-  if (drawn_ || progress.met == 0) return progress.peers;
-  std::size_t there = 0, others = 0;
-  for (const auto& [peer, report] : reports_) {
-    if (peer == dht_.host().id()) continue;
-    ++(is_met(peer) || dht_.host().connected(peer) ? there : others);
-  }
-  return 1 + there + std::min(others, std::max(there, kFewStrangers));
 }
 
 /// The record grows with the trainers, and so does the number of its readers.

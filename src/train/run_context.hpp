@@ -50,6 +50,7 @@ struct RunContext : std::enable_shared_from_this<RunContext> {
   Runtime& runtime;
   Replica& replica;
   const RunOptions options;
+  const RunMetrics run_metrics;
   TrainMetrics metrics;
   WaitClock wait_clock;
   History history;

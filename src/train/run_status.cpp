@@ -30,7 +30,7 @@ void RunStatus::forget_samples() {
   if (record_) record_->forget_samples();
 }
 void RunStatus::report_loss(double loss) {
-  TrainMetrics::loss(run_.runtime.metrics(), run_.options.run_id).set(loss);
+  TrainMetrics::loss(run_.run_metrics).set(loss);
   loss_ = loss;
   if (record_) record_->add_loss(loss);
 }

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <array>
-#include <string>
 
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/runtime.hpp"
+#include "cohive/train/metrics.hpp"
 
 namespace cohive::train {
 
@@ -24,11 +24,10 @@ inline constexpr std::array kWaits = {"progress",     "gradients", "step", "para
 
 class WaitClock {
  public:
-  WaitClock(Runtime& runtime, const std::string& run_id) : runtime_(runtime) {
+  WaitClock(Runtime& runtime, const RunMetrics& metrics) : runtime_(runtime) {
     for (std::size_t i = 0; i < counters_.size(); ++i)
-      counters_[i] = runtime.metrics().counter("cohive_train_wait_seconds_total",
-                                               "Seconds that the trainer has waited, by what for.",
-                                               {{"reason", kWaits[i]}, {"run_id", run_id}});
+      counters_[i] = metrics.counter("cohive_train_wait_seconds_total",
+                                     "Seconds that the trainer has waited, by what for.", {{"reason", kWaits[i]}});
   }
 
   /// The trainer waits for as long as the object lives.

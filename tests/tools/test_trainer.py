@@ -332,7 +332,8 @@ class Trainer(TrainerTest):
             with self.subTest(precision=precision), started("cohive-train", *flags) as trainer:
                 urls = json.loads(trainer.stdout.readline())
                 give_up = time.monotonic() + PATIENCE
-                while not re.search(r"^cohive_train_loss\{run_id=.* (nan|[+-]inf)$", text := self.read(urls["metrics"]), re.IGNORECASE | re.MULTILINE):
+                no_number = re.compile(r"^cohive_train_loss\{run_id=.* (nan|[+-]inf)$", re.IGNORECASE | re.MULTILINE)
+                while not no_number.search(text := self.read(urls["metrics"])):
                     self.assertLess(time.monotonic(), give_up, text)
                     time.sleep(0.05)
                 status = json.loads(self.read(urls["page"] + "status"), parse_constant=self.fail)

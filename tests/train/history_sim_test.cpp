@@ -24,7 +24,7 @@ using testing::HasSubstr;
 
 TEST(History, AFailedRoundHasOneCauseEverywhere) {
   SimRuntime runtime(1);
-  History history(runtime, "run");
+  History history(runtime, {runtime.metrics(), "run"});
   const Error error(averaging::Errc::no_group);
   history.round_failed("gradients", cause_of_round_failure(error), error.message());
   const json round = json::parse(history.rounds()).at(0);
@@ -41,7 +41,7 @@ TEST(History, AFailedRoundHasOneCauseEverywhere) {
 
 TEST(History, AFailedDownloadHasOneCauseEverywhere) {
   SimRuntime runtime(1);
-  History history(runtime, "run");
+  History history(runtime, {runtime.metrics(), "run"});
   const Error error(averaging::Errc::no_donor);
   history.download_failed(error);
   EXPECT_EQ(json::parse(Status::of(runtime).json())["failures"].at(0)["cause"], "no_donor");
@@ -52,7 +52,7 @@ TEST(History, AFailedDownloadHasOneCauseEverywhere) {
 
 TEST(History, CountersOfAllCausesBeginWithZero) {
   SimRuntime runtime(1);
-  History history(runtime, "run");
+  History history(runtime, {runtime.metrics(), "run"});
   history.count_failures_of("outer step");
   for (const auto code : {averaging::Errc::no_group, averaging::Errc::members_left, averaging::Errc::refused,
                           averaging::Errc::not_finite, averaging::Errc::nobody_reduces, averaging::Errc::bad_partition,
@@ -65,7 +65,7 @@ TEST(History, CountersOfAllCausesBeginWithZero) {
 
 TEST(History, ARoundTellsItsMembersAndWhomItLost) {
   SimRuntime runtime(1);
-  History history(runtime, "run");
+  History history(runtime, {runtime.metrics(), "run"});
   const auto a = KeyPair::generate_ed25519().peer_id(), b = KeyPair::generate_ed25519().peer_id();
   averaging::RoundReport result;
   result.group_id = "\x01\xff";
@@ -90,7 +90,7 @@ TEST(History, ARoundTellsItsMembersAndWhomItLost) {
 
 TEST(History, KeepsTheLastRoundsAndEpochsAlone) {
   SimRuntime runtime(1);
-  History history(runtime, "run");
+  History history(runtime, {runtime.metrics(), "run"});
   for (int i = 0; i < 1000; ++i) {
     history.round_failed("gradients", "timeout", std::to_string(i));
     runtime.run_for(1s);
@@ -107,7 +107,7 @@ TEST(History, KeepsTheLastRoundsAndEpochsAlone) {
 
 TEST(WaitClock, ChargesWhatAWaitingTrainerWaitsFor) {
   SimRuntime runtime(1);
-  WaitClock clock(runtime, "run");
+  WaitClock clock(runtime, {runtime.metrics(), "run"});
   clock.turn_to(Wait::parameters);  // in the background
   runtime.run_for(5s);
   {

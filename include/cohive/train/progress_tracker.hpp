@@ -156,6 +156,7 @@ class ProgressTracker {
   bool most_have_left_the_record(std::size_t reporting) const;
   bool is_met(const PeerId& peer) const;
   bool is_absent(const PeerId& peer) const;
+  bool is_there(const PeerId& peer, double reported, double seconds) const;
   void count_expected(GlobalProgress& progress) const;
   void dial_strangers();
   static Task<void> dial(ProgressTracker& self, PeerId stranger);

@@ -90,7 +90,7 @@ class Queued {
   Queued(const Queued&) = delete;
   Task<Result<>> done(Runtime& runtime) {
     auto result = co_await stream_.done(runtime);
-    done_ = true;
+    done_ = result.has_value();  // a wait that failed says nothing of the work
     co_return result;
   }
 

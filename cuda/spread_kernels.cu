@@ -75,11 +75,11 @@ struct Spread {
   double pilot, count;
   Sums sums;
   __device__ double mean() const { return __dadd_rn(pilot, __ddiv_rn(sums.sum, count)); }
-  __device__ float norm(float centre) const {
+  __device__ double norm(float centre) const {
     const double shift = __dsub_rn(static_cast<double>(centre), pilot);
     const double less = __dmul_rn(__dmul_rn(2, shift), sums.sum), more = __dmul_rn(__dmul_rn(count, shift), shift);
     const double squares = __dadd_rn(__dsub_rn(sums.squares, less), more);
-    return __double2float_rn(__dsqrt_rn(squares < 0 ? 0 : squares));
+    return __dsqrt_rn(squares < 0 ? 0 : squares);
   }
 };
 
@@ -100,7 +100,9 @@ __global__ void find_scale(Input in, const Sums* tiles, std::size_t count, std::
     const Spread spread{static_cast<double>(value_at(in, 0)), static_cast<double>(count), sums};
     constexpr float kLeast = 1.1920928955078125e-7f;
     mean = __double2float_rn(spread.mean());
-    deviation = __fdiv_rn(spread.norm(mean), __double2float_rn(__dsqrt_rn(static_cast<double>(count))));
+    const double norm = spread.norm(mean), root = __dsqrt_rn(static_cast<double>(count));
+    deviation = __fdiv_rn(__double2float_rn(norm), __double2float_rn(root));
+    if (!is_finite(deviation)) deviation = __double2float_rn(__ddiv_rn(norm, root));
     if (deviation < kLeast) deviation = kLeast;
   }
   numbers[0] = mean;
@@ -117,7 +119,8 @@ __global__ void find_bins(Input in, const Sums* tiles, std::size_t count, std::s
   float shift = __double2float_rn(spread.mean());
   if (in.stored == Stored::halves) shift = float_from_half(half_from_float(shift));
   if (in.stored == Stored::bfloats) shift = float_from_bfloat(bfloat_from_float(shift));
-  const float deviation = __fdiv_rn(spread.norm(shift), __double2float_rn(__dsqrt_rn(static_cast<double>(count - 1))));
+  const float deviation =
+      __fdiv_rn(__double2float_rn(spread.norm(shift)), __double2float_rn(__dsqrt_rn(static_cast<double>(count - 1))));
   float inverse = __fdiv_rn(1, __fdiv_rn(__fmul_rn(6, deviation), 256));
   // Values that do not differ (or hardly, or are not numbers) all go to bin 0.
   if (!is_finite(inverse)) inverse = __uint_as_float(0x7fc00000);

@@ -13,8 +13,8 @@ namespace cohive::averaging {
 
 /// Bytes of a group id that are believed; ours have 20.
 inline constexpr std::size_t kMaxGroupId = 64;
-/// The same of the phase that follows it where a round has several all-reduces.
-inline constexpr std::size_t kMaxPhase = 16;
+/// The same of what follows it: Group::view, and the phase where a round has several all-reduces.
+inline constexpr std::size_t kMaxPhase = 24;
 
 /// A serialised tensor whose buffer is a view.
 struct TensorView {

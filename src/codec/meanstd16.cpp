@@ -21,8 +21,9 @@ Scale scale_of(const Spread& spread) {
   // Python divides by zero for rows of no values; these are the bits it gets.
   if (spread.count == 0) return {std::bit_cast<float>(0xffc00000u), std::bit_cast<float>(0xffc00000u)};
   const auto mean = static_cast<float>(spread.mean());
-  float deviation = static_cast<float>(spread.norm(static_cast<double>(mean))) /
-                    static_cast<float>(std::sqrt(static_cast<double>(spread.count)));
+  const double norm = spread.norm(static_cast<double>(mean)), root = std::sqrt(static_cast<double>(spread.count));
+  float deviation = static_cast<float>(norm) / static_cast<float>(root);   // as Python divides
+  if (std::isinf(deviation)) deviation = static_cast<float>(norm / root);  // a float may hold it, and not the norm
   if (deviation < std::numeric_limits<float>::epsilon()) deviation = std::numeric_limits<float>::epsilon();
   return {mean, deviation};
 }

@@ -53,14 +53,14 @@ Task<void> HostilePeer::misbehave() {
   if (malice_ == Malice::silence) co_return co_await dht_.runtime().sleep_for(kSilence);
   Nursery calls(dht_.runtime(), "hostile calls");
   for (const auto& member : group->members)
-    if (member.peer != id()) calls.spawn(send_nonsense(*this, member.peer, group->id));
+    if (member.peer != id()) calls.spawn(send_nonsense(*this, member.peer, group->id + group->view));
   co_await calls.join();
 }
 
 Task<void> HostilePeer::send_part(int compression, Slice buffer, std::size_t elements) {
   const auto group = co_await join();
   if (!group) co_return;
-  const Envelope envelope = envelope_part(4, group->id, buffer.size(), elements, compression, 1);
+  const Envelope envelope = envelope_part(4, group->id + group->view, buffer.size(), elements, compression, 1);
   Nursery calls(dht_.runtime(), "hostile calls");
   for (const auto& member : group->members)
     if (member.peer != id())

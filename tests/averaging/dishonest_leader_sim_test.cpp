@@ -1,4 +1,6 @@
 // Leaders and owners of parts that take more than is theirs.
+#include <numeric>
+
 #include "averaging/averaging_fixture.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
@@ -159,6 +161,57 @@ TEST_F(Averaging, ALeaderThatNeverBeginsCostsEachMemberOneSearchAndNothingIsHeld
   }
   EXPECT_GT(stalling.accepted, 0);
   EXPECT_LE(stalling.accepted, 3);
+}
+
+/// Tells each of two members that it is the first of both.
+class TwoFacedLeader {
+ public:
+  explicit TwoFacedLeader(Dht& dht) : dht_(dht), server_(dht.host()) {
+    server_.add_streaming("test::DecentralizedAverager.rpc_join_group",
+                          [this](rpc::ServerStream& stream) { return lead(*this, stream); });
+  }
+  Task<void> declare() {
+    (void)co_await dht_.store("test.0b", msgpack::Value::bin(dht_.host().id().bytes()), true, dht_.now() + 1.5);
+  }
+  int announced = 0;
+
+ private:
+  static Task<Result<>> lead(TwoFacedLeader& self, rpc::ServerStream& stream) {
+    if (self.members_.size() == 2) co_return ok();
+    CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(20, 't')));
+    self.members_.emplace_back(stream.peer().binary(), joiner.request.gather());
+    while (self.members_.size() < 2) co_await self.dht_.runtime().sleep_for(10ms);
+    joiner.begin.set_reforms(joiner.request.reforms());
+    joiner.begin.add_gathered(encode_gathered({.peer = {}, .mode = PeerMode::client}));
+    auto members = self.members_;
+    if (members[0].first != stream.peer().binary()) std::swap(members[0], members[1]);
+    for (const auto& [peer, gathered] : members) {
+      joiner.begin.add_ordered_peer_ids(peer);
+      joiner.begin.add_gathered(gathered);
+    }
+    ++self.announced;
+    co_return co_await stream.send(as_bytes(joiner.begin.SerializeAsString()), self.dht_.runtime().after(5s));
+  }
+  Dht& dht_;
+  rpc::Server server_;
+  std::vector<std::pair<std::string, std::string>> members_;
+};
+
+/// The parts of both have the same sizes in either order, so that nothing else would tell them apart.
+TEST_F(Averaging, MembersThatWereToldOfDifferentOrdersMixNoPartsAndBlameNobody) {
+  for (int i = 0; i < 2; ++i) {
+    Peer& peer = add(quick(), 1001);
+    std::iota(peer.a.begin(), peer.a.end(), 0.0f);
+    std::ranges::fill(peer.b, 0.0f);
+  }
+  const std::vector<float> before = peers[0]->a;
+  TwoFacedLeader liar(*join().dht);
+  swarm.run(liar.declare());
+  std::vector<Task<Result<RoundReport>>> rounds;
+  for (std::size_t i = 0; i < 2; ++i) rounds.push_back(peers[i]->averager->step({.timeout = 30s}));
+  (void)swarm.run(when_all(swarm.runtime(), std::move(rounds)));
+  EXPECT_EQ(liar.announced, 2);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(peers[i]->a, before);
 }
 
 /// Declares itself before anybody else, and fills its groups with members that do not exist.

@@ -2,10 +2,12 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <random>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/averaging/power_sgd.hpp"
+#include "cohive/averaging/scheme.hpp"
 #include "cohive/core/sim_runtime.hpp"
 
 namespace cohive::averaging {
@@ -146,6 +148,88 @@ TEST(PowerSgdOptions, ThatMakeNoSenseAreRefused) {
                                          PowerSgdOptions{4, 1.1}, PowerSgdOptions{4, NAN}})
     EXPECT_THROW(PowerSgd({}, options), std::invalid_argument);
 }
+
+// ---- Averages that are too large
+
+/// Computes nothing, and tells whether a product was to become the tensor's result.
+class FactorsElsewhere final : public FactoredTensor {
+ public:
+  explicit FactorsElsewhere(bool& applied) : applied_(applied) {}
+  Task<Result<>> project(std::span<const float>, std::span<float>) override { co_return ok(); }
+  Task<Result<>> take_average(std::span<const float>) override { co_return ok(); }
+  Task<Result<>> gather(std::span<float>) override { co_return ok(); }
+  Task<Result<>> apply(std::span<const float>, bool) override {
+    applied_ = true;
+    co_return ok();
+  }
+
+ private:
+  bool& applied_;
+};
+
+/// A matrix in a memory that multiplies, as a device's does.
+class MatrixElsewhere final : public TensorParts {
+ public:
+  const std::vector<TensorInfo>& infos() const noexcept override { return infos_; }
+  Task<Result<EncodedStretch>> encode(Stretch, codec::CodecSpec) override { co_return Error(Errc::refused); }
+  Task<Result<std::shared_ptr<OwnContribution>>> contribute(Stretch, codec::CodecSpec, Terms) override {
+    co_return Error(Errc::refused);
+  }
+  Task<Result<>> apply(Stretch, Answer, Terms) override { co_return Error(Errc::refused); }
+  std::unique_ptr<FactoredTensor> factored(std::size_t, FactorForm, codec::Residuals&) override {
+    return std::make_unique<FactorsElsewhere>(applied);
+  }
+  Task<void> finish() override { co_return; }
+  bool applied = false;
+
+ private:
+  const std::vector<TensorInfo> infos_ = std::vector<TensorInfo>(1, TensorInfo{.shape = {40, 30}});
+};
+
+/// A round in which all members have the same value everywhere in one phase.
+class OneValueRound final : public RoundContext {
+ public:
+  OneValueRound(Runtime& runtime, TensorParts& tensors, std::string phase, float value)
+      : runtime_(runtime), tensors_(tensors), phase_(std::move(phase)), value_(value) {}
+  Runtime& runtime() const noexcept override { return runtime_; }
+  const Group& group() const noexcept override { return group_; }
+  std::size_t own_index() const noexcept override { return 0; }
+  const Terms& terms() const noexcept override { return terms_; }
+  TensorParts& tensors() const noexcept override { return tensors_; }
+  Task<Result<>> all_reduce(TensorParts& tensors, std::string phase) override {
+    if (phase != phase_) co_return ok();
+    const Stretch all{0, 0, tensors.infos()[0].elements()};
+    co_return co_await apply_average(tensors, all, std::vector<float>(all.length, value_), terms_);
+  }
+
+ private:
+  Runtime& runtime_;
+  TensorParts& tensors_;
+  const std::string phase_;
+  const float value_;
+  const Terms terms_ = {};
+  const Group group_ = {};
+};
+
+class LargeAverages : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(LargeAverages, AreRefusedWhereNoFloatMayHoldTheirProduct) {
+  SimRuntime runtime;
+  const auto outcome = [&](float value) {
+    MatrixElsewhere matrix;
+    PowerSgd sgd(matrix.infos(), {3, 0.3});
+    OneValueRound round(runtime, matrix, GetParam(), value);
+    const auto done = runtime.run(sgd.scheme()(round));
+    EXPECT_EQ(matrix.applied, done.has_value());
+    return done ? std::error_code() : done.error().code();
+  };
+  const float most = std::numeric_limits<float>::max();
+  EXPECT_EQ(outcome(most), make_error_code(Errc::not_finite));
+  EXPECT_EQ(outcome(-most / 3), make_error_code(Errc::not_finite));
+  EXPECT_EQ(outcome(most / 100), std::error_code());
+}
+
+INSTANTIATE_TEST_SUITE_P(Phases, LargeAverages, ::testing::Values("PHASE_P", "PHASE_Q"));
 
 // ---- Factors that are shared
 

@@ -142,6 +142,17 @@ TEST(PartMathLimits, SharedMemoryIsNotOverwritten) {
   EXPECT_EQ(to_bytes(other.view()), before);
 }
 
+TEST(PartMathLimits, ADifferenceThatItsCodecCannotHoldIsNoChange) {
+  const float huge = std::numeric_limits<float>::max();
+  const std::vector<float> average{huge, huge, huge};
+  for (const codec::Codec codec : {codec::Codec::none, codec::Codec::meanstd16}) {
+    auto part = part_of({-huge, -huge, -huge}, codec);
+    const auto delta = difference_to(average, part, 3);
+    ASSERT_TRUE(delta) << codec::name_of(codec);
+    EXPECT_EQ(decoded(codec, *delta, 3), (std::vector<float>{0, 0, 0})) << codec::name_of(codec);
+  }
+}
+
 TEST(PartMathLimits, PartsOfAnotherSizeAreRefused) {
   std::vector<float> sum(3);
   EXPECT_FALSE(add_part(part_of({1, 2}), 1, sum, {.first = true}));

@@ -108,6 +108,38 @@ TEST(Recomputation, AllowsForProcessorsThatRoundInAnotherWayAndNoMore) {
   EXPECT_FALSE(agrees(1e-5f));
 }
 
+/// What two senders take back from each other leaves its rounding, which differs where a processor fuses operations.
+TEST(Recomputation, AllowsForTheRoundingOfContributionsThatCancelOutAndNoMore) {
+  constexpr float kWeight = 0.3f;
+  std::vector<std::vector<float>> contributions{wave(0), wave(0), wave(2)};
+  for (float& value : contributions[0]) value *= 1e6f;
+  for (float& value : contributions[1]) value *= -1e6f;
+  Transcript transcript;
+  for (std::size_t i = 0; i < 3; ++i)
+    transcript.push_back({i, static_cast<double>(kWeight), 0, crypto::sha256(raw_bytes(contributions[i]))});
+  const auto agrees = [&](bool fused, float shift) {
+    std::vector<float> differences(kLength);
+    for (std::size_t k = 0; k < kLength; ++k) {
+      float sum = kWeight * contributions[0][k];
+      for (std::size_t i = 1; i < 3; ++i) {
+        const volatile float product = kWeight * contributions[i][k];  // no compiler fuses what it reads
+        sum = fused ? std::fma(kWeight, contributions[i][k], sum) : sum + product;
+      }
+      differences[k] = sum / (3 * kWeight) - contributions[2][k] + shift;
+    }
+    Recomputation again(Mean(), transcript, kLength);
+    for (const auto& values : contributions) EXPECT_TRUE(again.add(encoded(codec::Codec::none, values)));
+    const auto answer = std::make_shared<EncodedPart>(encoded(codec::Codec::none, differences));
+    const AnsweredPart part{
+        {raw_bytes(contributions[2])}, codec::Codec::none, kLength, answer, Answer::Form::difference};
+    return again.agrees_with(part).value();
+  };
+  for (const bool fused : {false, true}) {
+    EXPECT_TRUE(agrees(fused, 0)) << fused;
+    EXPECT_FALSE(agrees(fused, 2)) << fused << ": more than rounding of what was put in";
+  }
+}
+
 TEST(Transcripts, AreReadAsTheyWereWritten) {
   const Transcript transcript{{3, 2.5, 1, crypto::sha256(as_bytes("a"))}, {0, 0, 0, crypto::sha256(as_bytes("b"))}};
   const auto read = parse_transcript(as_bytes(encode_transcript(transcript)), 4).value();

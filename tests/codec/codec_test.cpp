@@ -117,6 +117,13 @@ TEST(Codec, ValuesThatAreNotFiniteAreFoundWhileTheyAreEncoded) {
   }
 }
 
+TEST(Codec, ScaledHalvesHoldValuesWhoseNormNoFloatHolds) {
+  std::vector<float> values(262'144), out(values.size());
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 1e36f : -1e36f;
+  ASSERT_TRUE(decode(Codec::meanstd16, DType::float32, encode(Codec::meanstd16, values), out));
+  EXPECT_TRUE(out == values) << out[0] << " and " << out[1];
+}
+
 TEST(Codec, WhatHivemindRefusesToEncodeTravelsAsItIs) {
   for (Codec codec : {Codec::float16, Codec::meanstd16, Codec::uniform8, Codec::quantile8, Codec::blockwise8}) {
     EXPECT_EQ(codec_for(codec, DType::int64, {3}), Codec::none);

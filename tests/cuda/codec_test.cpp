@@ -59,6 +59,14 @@ TEST_F(Codecs, EncodeValuesThatDoNotDiffer) {
       }
 }
 
+TEST_F(Codecs, EncodeValuesWhoseNormNoFloatHolds) {
+  std::vector<float> values(5000);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = i % 2 == 0 ? 1e38f : -1e38f;
+  const Bytes bytes = on_gpu(Codec::meanstd16, values);
+  EXPECT_EQ(bytes, on_cpu(Codec::meanstd16, values));
+  EXPECT_TRUE(check_encoded(Codec::meanstd16, values.size(), bytes));
+}
+
 TEST_F(Codecs, ClampHalvesAndKeepNaNs) {
   EXPECT_EQ(on_gpu(Codec::float16, kSpecial), on_cpu(Codec::float16, kSpecial));
 }

@@ -89,6 +89,7 @@ struct Group {
   RoundCodecs codecs{};           ///< by what RoundOptions::codecs says of the members
   bool caps_shares = false;       ///< all members want that no member reduces more than twice an equal share
   bool one_average = false;       ///< all members want AveragerOptions::one_average
+  std::string view{};             ///< of what a leader has told: it follows the id in those of all-reduces
 
   /// Returns the place of `peer` among the members.
   std::optional<std::size_t> index_of(const PeerId& peer) const;

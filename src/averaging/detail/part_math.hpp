@@ -42,7 +42,8 @@ Result<ReadValues> open_part(std::shared_ptr<const EncodedPart> part, std::size_
 bool divide_by_weight(std::span<float> sum, double weight);
 
 /// average - part in the part's codec, written over the part where its memory is not shared; its record is given up. An
-/// empty average stands for "no change".
+/// empty average stands for "no change", which is also the answer where the difference is too large for the codec: its
+/// receivers would take us for hostile.
 Result<Slice> difference_to(std::span<const float> average, EncodedPart& part, std::size_t length);
 
 /// values *= factor

@@ -193,6 +193,7 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
   if ((group.agreed_codecs & context_.finder.offered).text() != message.codec_extension())
     return bad("a codec that we did not offer");
   group.one_average = message.one_average();
+  group.view = view_of(message);
   if (group.one_average && !options_.one_average) return bad("an extension that we did not ask for");
   return group;
 }

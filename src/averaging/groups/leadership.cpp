@@ -7,13 +7,14 @@
 
 #include "cohive/core/crypto.hpp"
 #include "cohive/core/errors.hpp"
+#include "cohive/core/msgpack.hpp"
 #include "cohive/proto/averaging.pb.h"
 
 namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxGathered = 8 << 20;  // of all followers: it goes into one message to each
-constexpr std::size_t kGroupIdSize = 20;
+constexpr std::size_t kGroupIdSize = 20, kViewSize = 8;
 
 /// Tells whether answers of this group may lose some of an average, which its reducer owes from then on: it pays where
 /// it reduces the same values again.
@@ -50,23 +51,41 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
   return follower;
 }
 
+namespace {
+
+proto::MessageFromLeader begin_of(const GroupAnnouncement& assembled) {
+  proto::MessageFromLeader begin;
+  begin.set_code(proto::BEGIN_ALLREDUCE);
+  begin.set_group_id(assembled.group.id);
+  begin.set_reforms(assembled.reforms);
+  begin.set_caps_shares(assembled.group.caps_shares);
+  begin.set_one_average(assembled.group.one_average);
+  for (const Member& member : assembled.group.members) begin.add_ordered_peer_ids(member.peer.binary());
+  for (const std::string& blob : assembled.gathered) begin.add_gathered(blob);
+  begin.set_codec_extension(assembled.group.agreed_codecs.text());
+  return begin;
+}
+
+}  // namespace
+
 proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader) {
+  if (follower.fate == Follower::Fate::grouped) return begin_of(*follower.group);
   proto::MessageFromLeader last;
   last.set_code(proto::GROUP_DISBANDED);
-  if (follower.fate == Follower::Fate::grouped) {
-    const GroupAnnouncement& assembled = *follower.group;
-    last.set_code(proto::BEGIN_ALLREDUCE);
-    last.set_group_id(assembled.group.id);
-    last.set_reforms(assembled.reforms);
-    last.set_caps_shares(assembled.group.caps_shares);
-    last.set_one_average(assembled.group.one_average);
-    for (const Member& member : assembled.group.members) last.add_ordered_peer_ids(member.peer.binary());
-    for (const std::string& blob : assembled.gathered) last.add_gathered(blob);
-    last.set_codec_extension(assembled.group.agreed_codecs.text());
-  } else if (other_leader) {
-    last.set_suggested_leader(other_leader->binary());
-  }
+  if (other_leader) last.set_suggested_leader(other_leader->binary());
   return last;
+}
+
+std::string view_of(const proto::MessageFromLeader& begin) {
+  const std::string& codecs = begin.codec_extension();
+  if (!begin.reforms() && !begin.caps_shares() && !begin.one_average() && codecs.empty()) return {};
+  msgpack::Array told{{begin.reforms(), begin.caps_shares(), begin.one_average(), codecs}};
+  for (int i = 0; i < begin.ordered_peer_ids_size(); ++i) {
+    told.items.emplace_back(msgpack::Bin{begin.ordered_peer_ids(i)});
+    told.items.emplace_back(msgpack::Bin{begin.gathered(i)});
+  }
+  const auto digest = crypto::sha256(as_bytes(msgpack::encode(std::move(told))));
+  return to_string(ByteView(digest).first(kViewSize));
 }
 
 bool Leadership::has_room_for(const proto::JoinRequest& request, std::size_t target_size) const {
@@ -120,6 +139,7 @@ std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, 
     group.members.push_back(*member);
     assembled->gathered.push_back(std::move(blob));
   }
+  group.view = view_of(begin_of(*assembled));
   for (const auto& [peer, follower] : followers_) {
     follower->fate = Follower::Fate::grouped;
     follower->group = assembled;

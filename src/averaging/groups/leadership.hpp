@@ -55,6 +55,11 @@ double patience_of(const proto::JoinRequest& request);
 /// What a follower is told in the end. \param other_leader  the peer to ask instead, where we follow one
 proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader);
 
+/// Returns a digest of what all members of a group are told alike, which is part of the ids of its all-reduces: whoever
+/// was told otherwise by a dishonest leader is no more than late for the others. Empty where a member may know none of
+/// our extensions.
+std::string view_of(const proto::MessageFromLeader& begin);
+
 class Leadership {
  public:
   const std::map<PeerId, FollowerPtr>& followers() const { return followers_; }

@@ -5,7 +5,9 @@
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/on_exit.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "p2p/detail/peer_account.hpp"
 #include "receive_while_moving.hpp"
 #include "sent_part.hpp"
 
@@ -51,10 +53,15 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
   const auto leave = on_exit([&shared, &sender, &why] { shared->ban(*sender, why); });
 
   const bool reply_at_end = self.setup_.fractions[*sender] == 0;
-  Channel<Reply> replies(self.runtime_, self.replies_in_flight(*sender), "replies to a sender");
+  const std::size_t in_flight = self.replies_in_flight(*sender);
+  Channel<Reply> replies(self.runtime_, in_flight, "replies to a sender");
+  Channel<Reply> made(self.runtime_, in_flight, "answers to a client");
   Result<> outcome = ok();
   Nursery replier(self.runtime_, "replies to a sender");
-  if (!reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a sender");
+  if (reply_at_end)
+    replier.spawn(make_answers(self, *sender, replies, made, outcome), "answers to a client");
+  else
+    replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a sender");
   auto received = co_await receive_parts(self, stream, *sender, std::move(first), replies);
   replies.close();
   if (!received) {
@@ -65,7 +72,7 @@ Task<Result<>> AllReduce::serve(std::shared_ptr<AllReduce> shared, rpc::ServerSt
     co_return Error(why);  // a copy: the end of this scope reads it, too
   }
   state = MemberState::Stream::complete;
-  if (reply_at_end) replier.spawn(send_replies(self, stream, *sender, replies, outcome), "replies to a client");
+  if (reply_at_end) replier.spawn(send_replies(self, stream, *sender, made, outcome), "replies to a client");
   co_await replier.join();
   if (!outcome && self.cancelled_) co_return co_await refuse_cancelled();
   co_return outcome;
@@ -92,9 +99,10 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
   co_return ok();
 }
 
-/// Adds a part to its sum. Codecs with error feedback lose much on purpose, and their senders make up for it in later
-/// rounds. A difference would leave the loss in the sender's tensor as well, so they are answered with the average
-/// itself, also in groups without one average for all.
+/// Adds a part to its sum. What is kept of it until its answer has been read counts as filled by its sender, which is
+/// left out of the round where there is no room. Codecs with error feedback lose much on purpose, and their senders
+/// make up for it in later rounds. A difference would leave the loss in the sender's tensor as well, so they are
+/// answered with the average itself, also in groups without one average for all.
 Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::size_t index, Slice record) {
   const Part& part = own_parts()[index];
   auto message = parse_part(record);
@@ -109,11 +117,37 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   if (!encoded) co_return encoded.error();
   count_received(sender, encoded->buffer.size());
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
+  Reply reply{.index = index, .memory = p2p::charge_for(host_, peer(sender))};
+  if (!is_answered_with_average(sent->codec)) reply.part = sent;
+  if (reply.part && !reply.memory.add(sent->record.size()))
+    co_return Error(cohive::Errc::limit_exceeded, peer(sender), "memory for its answers");
   if (auto taken = co_await checks_->take({sender, index}, *message, *sent); !taken) co_return taken.error();
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
-  co_return Reply{index, is_answered_with_average(sent->codec) ? nullptr : sent, std::move(*sum)};
+  reply.sum = std::move(*sum);
+  co_return reply;
+}
+
+/// Makes the answers to a client, which reads them after it has sent everything, as soon as parts are averaged: they
+/// take the places of its parts, and no sums are kept until then. An average is the same for all members, but may be
+/// kept for the slowest alone.
+Task<void> AllReduce::make_answers(AllReduce& self, std::size_t sender, Channel<Reply>& replies, Channel<Reply>& made,
+                                   Result<>& outcome) {
+  while (auto reply = co_await replies.receive()) {
+    const bool is_average = !reply->part;
+    auto done = co_await self.reducer_.wait_for(reply->sum);
+    if (done) done = co_await self.make_answer(*reply);
+    if (done && is_average && !reply->memory.add(reply->answer.size()))
+      done = Error(cohive::Errc::limit_exceeded, self.peer(sender), "memory for its answers");
+    if (!done) {
+      outcome = std::move(done);
+      break;
+    }
+    if (!co_await made.send(std::move(*reply))) break;
+  }
+  replies.close();
+  made.close();
 }
 
 /// Answers each part once it is averaged: with the average, or relative to what the sender sent, in the codec of its
@@ -131,35 +165,51 @@ Task<void> AllReduce::send_replies(AllReduce& self, rpc::ServerStream& stream, s
     }
   };
   while (auto reply = co_await replies.receive()) {
-    outcome = co_await self.reducer_.wait_for(reply->sum);
-    if (!outcome) break;
-    const Answering answering(self, sender);
-    outcome = co_await self.send_reply(stream, sender, std::move(*reply));
-    if (!outcome) break;
+    auto done = co_await self.reducer_.wait_for(reply->sum);
+    if (done) {
+      const Answering answering(self, sender);
+      done = co_await self.send_reply(stream, sender, std::move(*reply));
+    }
+    if (!done) {
+      outcome = std::move(done);
+      break;
+    }
   }
   replies.close();
 }
 
-Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
-  const codec::Codec codec = reply.part ? reply.part->codec : answer_codec_of(own_parts()[reply.index]).codec;
-  const std::string transcript_digest = checks_->transcript_digest(reply.index, *reply.sum);
+/// Makes the answer to a part that is averaged, unless it is there.
+Task<Result<>> AllReduce::make_answer(Reply& reply) {
+  const PartSumPtr sum = std::exchange(reply.sum, nullptr);
+  if (!sum) co_return ok();
+  const auto part = std::exchange(reply.part, nullptr);
+  const codec::Codec codec = part ? part->codec : answer_codec_of(own_parts()[reply.index]).codec;
+  const std::string transcript_digest = checks_->transcript_digest(reply.index, *sum);
   // No average: no change, which as an average is an empty part.
-  const std::size_t length = reply.sum->length(), sent = reply.part || reply.sum->has_average ? length : 0;
-  Result<Slice> buffer = reply.sum->encoded ? reply.sum->encoded->record : Slice();
-  if (reply.part) {
-    auto work = [reply = std::move(reply), length] { return difference_to(reply.sum->average(), *reply.part, length); };
+  const std::size_t length = sum->length(), sent = part || sum->has_average ? length : 0;
+  if (part) {
+    auto work = [part, sum, length] { return difference_to(sum->average(), *part, length); };
+    Result<Slice> answer = Slice();
     if (length > inline_values())
-      buffer = co_await runtime_.offload(std::move(work));
+      answer = co_await runtime_.offload(std::move(work));
     else
-      buffer = work();
-    if (!buffer) co_return buffer.error();
+      answer = work();
+    if (!answer) co_return answer.error();
+    reply.answer = std::move(*answer);
+  } else if (sum->encoded) {
+    reply.answer = sum->encoded->record;
   }
-  Envelope envelope = envelope_part(proto::AVERAGED_PART, {}, buffer->size(), sent, static_cast<int>(codec), 0);
-  if (!transcript_digest.empty()) append_transcript_digest(envelope, transcript_digest);
-  const ByteView pieces[] = {as_bytes(envelope.head), buffer->view(), as_bytes(envelope.tail)};
+  reply.envelope = envelope_part(proto::AVERAGED_PART, {}, reply.answer.size(), sent, static_cast<int>(codec), 0);
+  if (!transcript_digest.empty()) append_transcript_digest(reply.envelope, transcript_digest);
+  co_return ok();
+}
+
+Task<Result<>> AllReduce::send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply) {
+  CO_TRY(co_await make_answer(reply));
+  const ByteView pieces[] = {as_bytes(reply.envelope.head), reply.answer.view(), as_bytes(reply.envelope.tail)};
   const TimePoint begin = runtime_.now();
   auto done = co_await stream.send_while_moving(pieces, setup_.reducer_timeout);
-  if (done) count_sent(sender, buffer->size(), begin);
+  if (done) count_sent(sender, reply.answer.size(), begin);
   co_return done;
 }
 

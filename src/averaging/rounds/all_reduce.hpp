@@ -13,6 +13,7 @@
 
 #include "cohive/averaging/averager.hpp"
 #include "cohive/averaging/metrics.hpp"
+#include "cohive/core/memory_budget.hpp"
 #include "cohive/p2p/host.hpp"
 #include "cohive/rpc/rpc.hpp"
 #include "partition.hpp"
@@ -60,6 +61,7 @@ class AllReduce {
   void cancel();
   /// A member averages no more: it is not waited for.
   void member_left(const PeerId& peer);
+  const std::shared_ptr<const Group>& group() const { return setup_.group; }
   /// What may be shown to members, also when this has ended; null where averages are not checked.
   std::shared_ptr<AuditLog> ledger() const { return checks_->ledger(); }
   /// A member has told what it has checked.
@@ -81,9 +83,12 @@ class AllReduce {
     std::deque<EncodedStretch> unanswered;  ///< of parts that were sent: the bytes where they are still needed
   };
   struct Reply {
-    std::size_t index = 0;              ///< of the part
-    std::shared_ptr<EncodedPart> part;  ///< what the answer is relative to; none: to nothing
-    PartSumPtr sum;
+    std::size_t index = 0;                        ///< of the part
+    std::shared_ptr<EncodedPart> part = nullptr;  ///< what the answer is relative to; none: to nothing
+    PartSumPtr sum = nullptr;                     ///< null: the answer is made
+    MemoryBudget::Charge memory = {};             ///< of the part, then of the answer
+    Envelope envelope = {};                       ///< of the answer
+    Slice answer = {};
   };
   /// A part on its way to its reducer.
   struct Outgoing {
@@ -132,8 +137,11 @@ class AllReduce {
   static Task<Result<>> receive_parts(AllReduce& self, rpc::ServerStream& stream, std::size_t sender, Slice record,
                                       Channel<Reply>& replies);
   Task<Result<Reply>> take_part(std::size_t sender, std::size_t index, Slice record);
+  static Task<void> make_answers(AllReduce& self, std::size_t sender, Channel<Reply>& replies, Channel<Reply>& made,
+                                 Result<>& outcome);
   static Task<void> send_replies(AllReduce& self, rpc::ServerStream& stream, std::size_t sender,
                                  Channel<Reply>& replies, Result<>& outcome);
+  Task<Result<>> make_answer(Reply& reply);
   Task<Result<>> send_reply(rpc::ServerStream& stream, std::size_t sender, Reply reply);
 
   static Stretch stretch_of(const Part& part) { return {part.tensor, part.offset, part.length}; }

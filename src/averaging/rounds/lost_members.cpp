@@ -92,8 +92,10 @@ Duration AllReduce::watch_period() const {
 /// For a failure that is the member's own.
 void AllReduce::blame(std::size_t member, const Error& why) {
   if (member == setup_.own_index || (why.peer() && *why.peer() == host_.id())) return;
-  if (ban_reason(why.code()) == BanReason::silent) note_straggler(member);
-  if (!is_fault(why.code())) return;
+  // Where members may have been told different things of their group, an honest one may have come to other parts.
+  const bool told_otherwise = why.code() == Errc::bad_partition && setup_.group->view.empty();
+  if (told_otherwise || ban_reason(why.code()) == BanReason::silent) note_straggler(member);
+  if (told_otherwise || !is_fault(why.code())) return;
   liars_.push_back(peer(member));
   host_.reputation().report(peer(member), why == Errc::wrong_average ? p2p::Offence::lied : p2p::Offence::malformed);
 }

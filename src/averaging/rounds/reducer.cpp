@@ -219,7 +219,7 @@ void Reducer::close_parts() {
 }
 
 Task<Result<>> Reducer::wait_for(PartSumPtr part) {
-  co_await part->finished.wait();
+  if (part) co_await part->finished.wait();
   if (cancelled_) co_return Error(Errc::round_cancelled);
   co_return ok();
 }

@@ -72,7 +72,7 @@ class Reducer {
   /// banned meanwhile.
   Task<Result<PartSumPtr>> contribute(std::size_t sender, std::size_t index, double weight,
                                       std::shared_ptr<Contribution> values);
-  /// Waits for the average of a part.
+  /// Waits for the average of a part; null: it was there, and the call only tells whether the round is cancelled.
   Task<Result<>> wait_for(PartSumPtr part);
   /// Waits until all parts are finished, or cancel().
   Task<void> wait_for_all();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
@@ -173,12 +174,22 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
     const int code = verdict == Verdict::refuse_ended ? proto::CANCELLED : proto::BAD_GROUP_ID;
     co_return co_await send_code(stream, code, runtime_.after(kRefusalTimeout));
   }
-  ++serving_;
-  const auto served = on_exit([this] {
-    --serving_;
+  for (Served& other : served_) other.superseded |= other.peer == stream.peer() && other.group != all_reduce->group();
+  const auto served = served_.insert(served_.end(), Served{stream.peer(), all_reduce->group()});
+  changed_.notify_all();
+  const auto end = on_exit([this, served] {
+    served_.erase(served);
     changed_.notify_all();
   });
-  co_return co_await AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival);
+  auto ended = co_await race(runtime_, AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival),
+                             until_superseded(*served));
+  if (ended.index() == 0) co_return std::get<0>(std::move(ended));
+  co_return Error(Errc::round_cancelled, stream.peer(), "it takes part in a later round");
+}
+
+/// A member that takes part in another round has no use for what it has not read of an earlier one.
+Task<void> Rounds::until_superseded(const Served& served) {
+  while (!served.superseded) co_await changed_.wait();
 }
 
 // ---- Averages that are checked
@@ -235,7 +246,7 @@ Task<void> Rounds::member_waiting(double share) {
 }
 
 Task<void> Rounds::drain(Deadline deadline) {
-  while (serving_ > 0)
+  while (!served_.empty())
     if (!co_await changed_.wait(deadline)) co_return;
 }
 

@@ -89,6 +89,12 @@ class Rounds {
     MemoryBudget::Charge memory;
     bool refused = false;  // to make room
   };
+  /// A stream whose parts we average, or whose sender has not got all results yet.
+  struct Served {
+    PeerId peer;
+    std::shared_ptr<const Group> group;
+    bool superseded = false;  // the peer takes part in a later round
+  };
   enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
 
   /// What may still be shown of a round that has ended.
@@ -101,6 +107,7 @@ class Rounds {
   std::shared_ptr<AuditLog> find_ledger(const std::string& id) const;
 
   Task<Result<std::optional<Slice>>> receive_first(rpc::ServerStream& stream);
+  Task<void> until_superseded(const Served& served);
   Entry* entry_of(const std::string& id) const;
   std::shared_ptr<AllReduce> find(const std::string& id) const;
   Verdict look_at(const Held& held) const;
@@ -120,7 +127,7 @@ class Rounds {
   std::list<const rpc::ServerStream*> arriving_;  // whose first message is being received
   std::list<Held> held_;
   std::deque<KeptLedger> kept_;  // the oldest first
-  std::size_t serving_ = 0;      // members whose parts we average, or that have not got all results yet
+  std::list<Served> served_;
   TaskGroup keeping_;
 };
 

@@ -63,8 +63,9 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
   const auto after = [this, now, time](double share) {
     return end_.is_never() ? Deadline::never() : Deadline(now + from_seconds(time * share));
   };
+  const std::string id = work_.group->id + work_.group->view + phase;
   const TimeShares& shares = setup_.options.verified_share > 0 ? kCheckedShares : kUncheckedShares;
-  AllReduce::Setup setup{{setup_.prefix, work_.group->id + phase, work_.group, work_.own_index},
+  AllReduce::Setup setup{{setup_.prefix, id, work_.group, work_.own_index},
                          work_.fractions,
                          terms_,
                          setup_.limits.sender.value_or(Duration::zero()),
@@ -78,7 +79,7 @@ Task<Result<>> RunningRound::all_reduce(TensorParts& tensors, std::string phase)
                          after(shares.checks)};
   auto made = AllReduce::make(setup_.host, setup_.options, setup_.metrics, std::move(setup), tensors);
   if (!made) co_return made.error();
-  if (!entry_.add(work_.group->id + phase, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");
+  if (!entry_.add(id, *made)) co_return Error(Errc::bad_partition, "a phase that has been before");
   co_return co_await (*made)->run(tensors, report_);
 }
 

@@ -5,6 +5,8 @@
 //   average = P Q^T       > into the gradient; residual = A - average
 // Source: docs/wire/hivemind.md, section 7.3.
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <thread>
 
 #include "averaging/detail/lease.hpp"
@@ -47,6 +49,13 @@ struct Factored {
   ZeroedFloats q;                         ///< the average, as rank rows
   std::unique_ptr<FactoredTensor> there;  ///< where the tensor's own memory computes; null: blocks of it are read here
 };
+
+/// Tells whether any sum of so many of these values, each times 1 at most, is finite. Where that is so of a P, for as
+/// many values as it has rows, making its columns orthonormal overflows nowhere: no dot product on the way is larger.
+bool can_be_summed(std::span<const float> values, std::size_t terms) {
+  const float most = std::numeric_limits<float>::max() / (2 * static_cast<float>(terms));
+  return std::ranges::all_of(values, [most](float value) { return std::abs(value) <= most; });
+}
 
 class PowerSgdRound {
  public:
@@ -238,16 +247,20 @@ Task<Result<>> PowerSgdRound::average_p() {
   co_return co_await round_.all_reduce(parts, "PHASE_P");
 }
 
+/// Afterwards no value of P is above 1, but for rounding.
 Task<Result<>> PowerSgdRound::orthogonalise(std::size_t tensor) {
   Factored& factored = tensors_[tensor];
-  if (factored.there) co_return co_await factored.there->take_average(factored.p.span());
-  co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
+  auto done = co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
+    if (!can_be_summed(factored.p.span(), factored.shape.rows)) return Error(Errc::not_finite);
+    if (factored.there) return ok();
     std::vector<float> columns(factored.p.span().size());
     transpose(factored.p.span(), factored.shape.rows, rank_, columns);
     orthogonalise_rows(columns, rank_, factored.shape.rows);
     transpose(columns, rank_, factored.shape.rows, factored.p.span());
     return ok();
   });
+  if (!done || !factored.there) co_return done;
+  co_return co_await factored.there->take_average(factored.p.span());
 }
 
 // ---- Q
@@ -303,9 +316,11 @@ Task<Result<>> PowerSgdRound::average_q() {
   co_return co_await round_.all_reduce(joined, "PHASE_Q");
 }
 
+/// Refuses a Q whose product with P no float may hold: nobody looks at it once it is made on a device.
 Task<Result<>> PowerSgdRound::take_average(std::size_t tensor) {
   Factored& factored = tensors_[tensor];
   co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
+    if (!can_be_summed(factored.q_sent.span(), rank_)) return Error(Errc::not_finite);
     transpose(factored.q_sent.span(), factored.shape.columns, rank_, factored.q.span());
     return ok();
   });

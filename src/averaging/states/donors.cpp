@@ -131,7 +131,7 @@ Task<Result<DownloadedState>> download_state_of(Dht& dht, PeerId donor, std::vec
   if (!metadata->truthy()) co_return Error(Errc::no_donor, donor, "it did not send its state");
   if (call->root != partial.root()) report.contributed.clear();
   if (!partial.fits(call->manifest)) co_return Error(Errc::no_donor, donor, "it has other tensors than ours");
-  partial.adopt(call->root, std::move(call->manifest));
+  co_await partial.adopt(dht.runtime(), call->root, std::move(call->manifest));
   co_await partial.verify(dht.runtime());
   report.progress = {partial.bytes(), partial.wanted_of(partial.manifest()), 0};
   const std::uint64_t resumed = partial.bytes();

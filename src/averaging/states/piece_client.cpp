@@ -166,20 +166,29 @@ void PartialState::leave_out_what_is_not_wanted() {
   }
 }
 
-/// What this peer has is believed to be what is wanted, until it is hashed.
-void PartialState::try_own_values() {
+/// What this peer has is believed to be what is wanted, until it is hashed. Cancellation: tensors that were not copied
+/// are missing.
+Task<void> PartialState::try_own_values(Runtime& runtime) {
   const std::size_t first = manifest_.tensors.size() - last_.size();
   for (std::size_t i = 0; i < last_.size(); ++i) {
     const ManifestTensor& is = manifest_.tensors[first + i];
     if (!memory_[first + i].empty() || !codec::info(is.codec).exact) continue;
-    memory_[first + i] = Slice::copy_of(last_[i].data);
+    auto copy = co_await runtime.offload([own = last_[i].data] { return Slice::copy_of(own); });
+    memory_[first + i] = std::move(copy);
     const std::size_t end = i + 1 < last_.size() ? manifest_.tensors[first + i + 1].first_piece : have_.size();
     for (std::size_t piece = is.first_piece; piece < end; ++piece) note(piece, true);
   }
 }
 
-void PartialState::adopt(StateRoot root, Manifest manifest) {
-  if (root == root_) return;
+Task<void> PartialState::adopt(Runtime& runtime, StateRoot root, Manifest manifest) {
+  if (root == root_) co_return;
+  begin(std::move(root), std::move(manifest));
+  if (last_.empty()) co_return;
+  leave_out_what_is_not_wanted();
+  co_await try_own_values(runtime);
+}
+
+void PartialState::begin(StateRoot root, Manifest manifest) {
   std::vector<Slice> memory(manifest.tensors.size());
   std::vector<bool> have(manifest.hashes.size());
   missing_ = have.size();
@@ -198,9 +207,6 @@ void PartialState::adopt(StateRoot root, Manifest manifest) {
       if (old_have[was.first_piece + i] && old.hashes[was.first_piece + i] == manifest_.hashes[is.first_piece + i])
         note(is.first_piece + i);
   }
-  if (last_.empty()) return;
-  leave_out_what_is_not_wanted();
-  try_own_values();
 }
 
 Result<Slice> PartialState::memory_of(std::size_t piece) {

@@ -93,9 +93,9 @@ class PartialState {
   /// Hashes the pieces that were taken on trust, off the loop; pieces that are not what the manifest says are missing
   /// again.
   Task<void> verify(Runtime& runtime);
-  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay. To be verified before, and,
-  /// where this peer has tensors of it, after.
-  void adopt(StateRoot root, Manifest manifest);
+  /// From now on this state is being fetched. Pieces of an earlier one that it shares stay, and what this peer has of
+  /// it is copied, off the loop. To be verified before, and, where this peer has tensors of it, after.
+  Task<void> adopt(Runtime& runtime, StateRoot root, Manifest manifest);
 
   const StateRoot& root() const noexcept { return root_; }
   const Manifest& manifest() const noexcept { return manifest_; }
@@ -110,8 +110,9 @@ class PartialState {
   std::vector<codec::Tensor> take();
 
  private:
+  void begin(StateRoot root, Manifest manifest);
   void leave_out_what_is_not_wanted();
-  void try_own_values();
+  Task<void> try_own_values(Runtime& runtime);
 
   std::vector<codec::Tensor> last_;
   StateRoot root_;

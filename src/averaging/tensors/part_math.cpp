@@ -29,7 +29,7 @@ inline std::uint32_t bad(float value) {
 }
 
 // The loops have no branch per value, so that they run at the speed of the cache. Those that return bool say whether
-// all that they read (or, dividing, wrote) is finite.
+// all that they read (or, dividing and subtracting, wrote) is finite.
 
 // Most often the first to look at values in memory, for which it asks two pages ahead.
 COHIVE_WIDE bool finite(const std::uint8_t* in, std::size_t count) {
@@ -76,11 +76,14 @@ COHIVE_WIDE bool divide(float divisor, float* sum, std::size_t count) {
   return found == 0;
 }
 
-COHIVE_WIDE void subtract_in_place(const float* from, std::uint8_t* bytes, std::size_t count) {
+COHIVE_WIDE bool subtract_in_place(const float* from, std::uint8_t* bytes, std::size_t count) {
+  std::uint32_t found = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const float difference = from[i] - load(bytes, i);
+    found |= bad(difference);
     std::memcpy(bytes + i * sizeof difference, &difference, sizeof difference);
   }
+  return found == 0;
 }
 
 // What is written may be what is read, or lie elsewhere: a compiler that must allow for both does neither fast.
@@ -197,16 +200,22 @@ bool divide_by_weight(std::span<float> sum, double weight) {
 
 Result<Slice> difference_to(std::span<const float> average, EncodedPart& encoded, std::size_t length) {
   EncodedPart part = std::exchange(encoded, {});
-  if (average.empty()) return codec::encode(part.codec, std::vector<float>(length));
+  const auto no_change = [&part, length] { return codec::encode(part.codec, std::vector<float>(length)); };
+  if (average.empty()) return no_change();
   if (!is_raw(part, length)) {
     const auto base = codec::Decoder::open(part.codec, part.dtype, length, part.buffer);
     if (!base) return base.error();
-    return codec::encode_difference(part.codec, average, **base);
+    EncodedPart answer;
+    answer.codec = part.codec;
+    answer.record = codec::encode_difference(part.codec, average, **base);
+    answer.buffer = answer.record.view();
+    if (!open_finite(answer, length)) return no_change();
+    return answer.record;
   }
   if (!part.record.unique()) part.record = Slice::copy_of(part.buffer), part.buffer = part.record.view();
   const auto offset = static_cast<std::size_t>(part.buffer.data() - part.record.data());
   Slice out = part.record.sub(offset, part.buffer.size());
-  subtract_in_place(average.data(), out.mutable_data(), length);
+  if (!subtract_in_place(average.data(), out.mutable_data(), length)) return no_change();
   return out;
 }
 

@@ -32,6 +32,13 @@ Result<std::vector<float>> values_of(const EncodedPart& part, std::size_t length
   return values;
 }
 
+Result<double> largest_of(const EncodedPart& part, std::size_t length) {
+  TRY(const auto values, values_of(part, length));
+  float most = 0;
+  for (const float value : values) most = std::max(most, std::abs(value));
+  return static_cast<double>(most);
+}
+
 EncodedPart sent_part(const AnsweredPart& part) {
   EncodedPart sent;
   sent.codec = part.sent_codec;
@@ -77,6 +84,8 @@ Result<> Recomputation::add(EncodedPart contribution) {
 }
 
 Result<> Recomputation::add_to_sum(const EncodedPart& contribution, double weight) {
+  TRY(const double largest, largest_of(contribution, values_.size()));
+  magnitudes_ += weight * largest;
   Adding how{added_ == 1};
   if (added_ == transcript_.size() && total_ > 0) how.divisor = total_;
   TRY(const bool finite, add_part(contribution, weight, values_, how));
@@ -105,7 +114,9 @@ Result<bool> Recomputation::agrees_with(const AnsweredPart& part) {
   TRY(const auto meant, values_of(encoded, values_.size()));
   TRY(const auto sent, values_of(sent_part(part), values_.size()));
   Distance off, lost;
-  double magnitude = 0;
+  // What cancels out in the sum leaves its rounding there. Senders that collude with the reducer widen the tolerance by
+  // rounding of what they have put in themselves, by which they could as well have moved the average, and far further.
+  double magnitude = total_ > 0 ? magnitudes_ / total_ : 0;
   for (std::size_t i = 0; i < values_.size(); ++i) {
     const double own = static_cast<double>(sent[i]), average = static_cast<double>(values_[i]);
     off.add(static_cast<double>(got[i]) - static_cast<double>(meant[i]));

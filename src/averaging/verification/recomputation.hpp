@@ -52,6 +52,7 @@ class Recomputation {
   std::vector<Vote> votes_;    // for aggregates that need all at once
   std::size_t added_ = 0;
   double total_ = 0;
+  double magnitudes_ = 0;  // of what was added to the sum, as it weighs: no partial sum is larger
   bool has_average_ = false;
 };
 

@@ -4,6 +4,7 @@
 
 #include <barrier>
 #include <future>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -47,12 +48,13 @@ class MadeUpRound final : public averaging::RoundContext {
       auto values = std::move(*read);
       for (std::size_t k = 0; k < values.size(); ++k)
         values[k] = values[k] / 2 + static_cast<float>((k * 7 + i) % 11) / 20 - 0.25f;
+      if (phase == huge) values.front() = std::numeric_limits<float>::max();
       if (auto done = co_await averaging::apply_average(tensors, all, std::move(values), terms_); !done) co_return done;
     }
     co_return ok();
   }
 
-  std::string failing;
+  std::string failing, huge;  // phases
 
  private:
   Runtime& runtime_;
@@ -102,6 +104,7 @@ class PowerSgdOnDevice : public ::testing::Test {
     }
     MadeUpRound context(*runtime, parts, weight);
     context.failing = failing;
+    context.huge = huge;
     emulated::take_copied();
     emulated::take_waits();
     auto done = runtime->run(member.sgd.scheme()(context));
@@ -129,6 +132,7 @@ class PowerSgdOnDevice : public ::testing::Test {
   std::unique_ptr<Runtime> runtime = make_runtime({.seed = 1, .pool_threads = 2});
   std::shared_ptr<Lanes> lanes;  // as a trainer has them; null: each round makes its own
   std::shared_ptr<LowRankProducts> products = emulated::make_products();
+  std::string huge;  // the phase in which an average is as large as a float can be
   emulated::Copied copied;
   std::vector<std::string> waits;  // of the loop's thread
 };
@@ -197,6 +201,19 @@ TEST_F(PowerSgdOnDevice, ValuesThatAreNotFiniteEndTheRound) {
   const auto done = round(there);
   ASSERT_FALSE(done);
   EXPECT_EQ(done.error(), averaging::Errc::not_finite);
+}
+
+TEST_F(PowerSgdOnDevice, AnAverageWhoseProductNoFloatMayHoldIsNotApplied) {
+  for (const char* phase : {"PHASE_P", "PHASE_Q"}) {
+    huge = phase;
+    Member there(true);
+    there.gradients = draw();
+    const auto before = there.gradients[0];
+    const auto done = round(there);
+    ASSERT_FALSE(done) << phase;
+    EXPECT_EQ(done.error(), averaging::Errc::not_finite) << phase;
+    EXPECT_EQ(there.gradients[0], before) << phase;
+  }
 }
 
 TEST_F(PowerSgdOnDevice, WhatIsOwedSurvivesAPause) {

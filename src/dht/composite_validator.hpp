@@ -23,11 +23,15 @@ class CompositeValidator {
     for (const auto& validator : validators_) record.value = validator->sign_value(record);
     return std::move(record.value);
   }
-  /// Of all the records together, see RecordValidator::cost.
+  /// Returns what all validators together cost, see RecordValidator::cost.
+  std::size_t cost(const Record& record) const {
+    std::size_t sum = 0;
+    for (const auto& validator : validators_) sum += validator->cost(record);
+    return sum;
+  }
   std::size_t cost(const std::vector<Record>& records) const {
     std::size_t sum = 0;
-    for (const auto& validator : validators_)
-      for (const Record& record : records) sum += validator->cost(record);
+    for (const Record& record : records) sum += cost(record);
     return sum;
   }
   bool validate(Record record) const {

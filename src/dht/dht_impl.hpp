@@ -20,8 +20,9 @@ struct Lookup {
   Lookup(Runtime& runtime, const DhtId& id, double enough)
       : key(id), sufficient(enough), done(runtime, "a DHT lookup") {}
   bool satisfied() const { return best && best->expiration >= sufficient; }
-  /// Takes a record that was checked before: two dictionaries are merged, of plain values the later one wins.
-  void take(const StoredRecord& record);
+  /// Takes a record that was checked before: two dictionaries are merged within the limits, of plain values the later
+  /// one wins.
+  void take(const StoredRecord& record, const StorageLimits& limits);
 
   DhtId key;
   double sufficient;  ///< stop at a record that expires then or later
@@ -134,7 +135,8 @@ struct Dht::Impl {
   Task<void> consider_value(LookupPtr lookup, StoredRecord candidate, DhtId source);
   Task<void> consider_entries(LookupPtr lookup, StoredRecord candidate, DhtId source);
   Task<std::vector<bool>> check(std::vector<Record> records);
-  void remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest);
+  void remember(const LookupPtr& lookup, const std::vector<NodeEntry>& nearest);
+  Task<void> cache_entries(LookupPtr lookup);
   Task<void> cache_on(PeerId peer, WireRecord record);
   void schedule_refresh(const DhtId& key, double at);
   Task<void> refresh_cache();
@@ -147,7 +149,7 @@ struct Dht::Impl {
   Task<std::vector<Result<>>> store_many(std::vector<StoreItem> items, Deadline deadline);
   struct StorePlan;
   Result<std::string> tag_for(const StoreItem& item) const;
-  Task<Result<msgpack::Value>> read_back(const std::string& value) const;
+  Task<Result<>> check_value(const std::string& value) const;
   Task<void> search_and_store(std::vector<StorePlan>& plans, Deadline deadline);
   Task<void> store_on_replicas(StorePlan& plan, std::vector<NodeEntry> candidates);
   Task<void> store_on(StorePlan& plan, NodeEntry node, std::size_t& pending, Condition& changed);

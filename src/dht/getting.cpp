@@ -17,23 +17,26 @@ constexpr double kNoExpiration = std::numeric_limits<double>::infinity();
 // How much later than the cached record a refreshed one must expire, beyond the refresh interval, in seconds.
 constexpr double kRefreshMargin = 1.0;
 
-/// The newer of two entries with one subkey wins.
-void merge(StoredRecord& into, const Dictionary& more) {
+/// Adds entries, of which the newer of two with one subkey wins. A reader holds no more than a replica may store, and
+/// as there, whoever gave most makes room: one that invents entries pushes out its own.
+void merge(StoredRecord& into, const Dictionary& more, const StorageLimits& limits) {
   auto& dictionary = std::get<Dictionary>(into.content);
   for (const auto& [identity, entry] : more.entries()) {
     if (dictionary.would_accept(identity, entry.expiration))
-      dictionary.put({entry.subkey, identity}, entry.value, entry.expiration);
+      dictionary.put({entry.subkey, identity}, entry.value, entry.expiration, entry.from);
     into.expiration = std::max(into.expiration, entry.expiration);
   }
+  dictionary.shrink(limits);
 }
 
-/// Entries that were checked, of what a node has.
-void take_entries(Lookup& lookup, Dictionary entries, const DhtId& source) {
+/// Takes entries that were checked, of what a node has.
+void take_entries(Lookup& lookup, Dictionary entries, const DhtId& source, const StorageLimits& limits) {
   if (entries.entries().empty()) return;
   const double previous = lookup.best ? lookup.best->expiration : -kNoExpiration, found = entries.latest_expiration();
   if (lookup.best && lookup.best->is_dictionary()) {
-    merge(*lookup.best, entries);
+    merge(*lookup.best, entries, limits);
   } else if (found > previous) {
+    entries.shrink(limits);
     lookup.best = StoredRecord{std::move(entries), found};
   }
   if (found > previous) lookup.source = source;
@@ -41,9 +44,9 @@ void take_entries(Lookup& lookup, Dictionary entries, const DhtId& source) {
 
 }  // namespace
 
-void Lookup::take(const StoredRecord& record) {
+void Lookup::take(const StoredRecord& record, const StorageLimits& limits) {
   if (best && best->is_dictionary() && record.is_dictionary())
-    merge(*best, *record.dictionary());
+    merge(*best, *record.dictionary(), limits);
   else if (!best || record.expiration > best->expiration)
     best = record;
 }
@@ -110,7 +113,7 @@ bool Dht::Impl::look_up_locally(Lookup& lookup, bool use_cache) {
   if (const auto* stored = protocol.storage.get(lookup.key, time)) lookup.best = *stored;
   const bool may_merge = !lookup.best || !lookup.best->is_dictionary();
   const auto* cached = use_cache ? protocol.cache.get(lookup.key, time) : nullptr;
-  if (cached && (may_merge || cached->is_dictionary())) lookup.take(*cached);
+  if (cached && (may_merge || cached->is_dictionary())) lookup.take(*cached, protocol.storage.limits());
   if (lookup.best) lookup.source = protocol.node_id;
   if (!lookup.satisfied()) {
     if (lookup.best) lookup.copies[protocol.node_id] = lookup.best->fingerprint();
@@ -176,12 +179,12 @@ Task<void> Dht::Impl::look_up(std::vector<LookupPtr> lookups, Deadline deadline)
       self.metrics.search_calls.increment(static_cast<double>(cost.calls));
       self.metrics.search_hops.increment(static_cast<double>(cost.hops));
       if (cost.crowded) self.metrics.searches_crowded.increment();
-      Lookup& lookup = *wanted.at(query);
+      const LookupPtr& lookup = wanted.at(query);
       self.remember(lookup, nearest);
-      if (const auto at = self.pending.find(query); at != self.pending.end() && at->second.get() == &lookup)
+      if (const auto at = self.pending.find(query); at != self.pending.end() && at->second == lookup)
         self.pending.erase(at);
-      lookup.cut_off = cost.cut_off;
-      lookup.done.set();
+      lookup->cut_off = cost.cut_off;
+      lookup->done.set();
     }
     bool agree(const DhtId& query, const std::vector<DhtId>& quorum) override {
       return self.agree(*wanted.at(query), quorum);
@@ -266,40 +269,59 @@ Task<void> Dht::Impl::consider_entries(LookupPtr lookup, StoredRecord candidate,
     for (std::size_t i = 0; i < records.size(); ++i)
       if (valid[i])
         accepted.put({std::move(records[i].subkey), std::move(identities[i])}, std::move(records[i].value),
-                     records[i].expiration);
+                     records[i].expiration, candidate.from);
     const bool merging = lookup->best && lookup->best->is_dictionary();
-    if (merging || at == all.end()) take_entries(*lookup, std::exchange(accepted, {}), source);
+    if (merging || at == all.end())
+      take_entries(*lookup, std::exchange(accepted, {}), source, protocol.storage.limits());
     if (at != all.end()) co_await runtime.yield();
   }
 }
 
 /// Keeps what was found: in our cache, and on the nearest nodes if they did not have it.
-void Dht::Impl::remember(const Lookup& lookup, const std::vector<NodeEntry>& nearest) {
-  if (!lookup.best || !lookup.source || *lookup.source == protocol.node_id) return;
+void Dht::Impl::remember(const LookupPtr& lookup, const std::vector<NodeEntry>& nearest) {
+  if (!lookup->best || !lookup->source || *lookup->source == protocol.node_id) return;
   const double time = protocol.now();
-  const StoredRecord& best = *lookup.best;
-  const auto* held = protocol.held(lookup.key);
+  const DhtId& key = lookup->key;
+  const StoredRecord& best = *lookup->best;
+  const auto* held = protocol.held(key);
   if (best.expiration < time || (held && held->expiration >= best.expiration)) return;
   if (best.expiration > time + to_seconds(options.max_record_lifetime)) return;
   if (options.cache_locally) {
     const auto* dictionary = best.dictionary();
     if (dictionary && dictionary->entries().size() > kEntriesPerTurn) {
-      tasks.spawn(protocol.cache_dictionary(outgoing(lookup.key, best, true)), "cache a large record");
+      tasks.spawn(cache_entries(lookup), "cache a large record");
     } else if (dictionary) {
-      protocol.cache.store_dictionary(lookup.key, *dictionary, time);
+      protocol.cache.store_dictionary(key, *dictionary, time);
     } else {
-      protocol.cache.store(lookup.key, *best.value(), best.expiration, time);
+      protocol.cache.forget(key);  // a dictionary that several nodes sent entries of would refuse a plain value
+      protocol.cache.store(key, *best.value(), best.expiration, time);
     }
     protocol.update_gauges();
   }
   std::size_t copies = 0;
   for (const auto& node : nearest) {
     if (copies >= options.cache_nearest) break;
-    if (node.id == *lookup.source || protocol.failing.contains(node.peer, runtime.now())) continue;
+    if (node.id == *lookup->source || protocol.failing.contains(node.peer, runtime.now())) continue;
     ++copies;
-    if (!agree(lookup, {node.id}))
-      tasks.spawn(cache_on(node.peer, outgoing(lookup.key, best, true)), "cache on nearest");
+    if (!agree(*lookup, {node.id})) tasks.spawn(cache_on(node.peer, outgoing(key, best, true)), "cache on nearest");
   }
+}
+
+/// Keeps a dictionary in our cache, in several turns of the loop. A node that answers late may change it between them.
+Task<void> Dht::Impl::cache_entries(LookupPtr lookup) {
+  std::string last;
+  for (std::size_t done = 0;; ++done) {
+    if (done % kEntriesPerTurn == kEntriesPerTurn - 1) co_await runtime.yield();
+    const auto* dictionary = lookup->best->dictionary();
+    if (!dictionary) break;
+    const auto at = done == 0 ? dictionary->entries().begin() : dictionary->entries().upper_bound(last);
+    if (at == dictionary->entries().end()) break;
+    const auto& [identity, entry] = *at;
+    last = identity;
+    protocol.cache.store_subkey(lookup->key, {entry.subkey, identity}, entry.value, entry.expiration, protocol.now(),
+                                entry.from);
+  }
+  protocol.update_gauges();
 }
 
 Task<void> Dht::Impl::cache_on(PeerId peer, WireRecord record) {

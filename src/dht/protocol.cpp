@@ -1,6 +1,8 @@
 #include "protocol.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/errors.hpp"
@@ -29,6 +31,9 @@ constexpr Duration kLongestPause = 500ms;
 constexpr std::size_t kChecksInline = 48;
 constexpr double kChecksInlinePerSecond = 1500;
 constexpr std::size_t kSignaturesInline = 4;  // an RSA-2048 signature takes about 700 microseconds
+// Subkey and value of an entry that is signed by a key of RSA-2048 have so many bytes at least. The entries of a reply
+// may cost as many checks as entries of that size fit into it, a sixth of a second's work.
+constexpr std::size_t kLeastSignedEntry = 720, kChecksOfAReply = rpc::kMaxUnaryFrame / kLeastSignedEntry;
 
 // Of the memory for records: three quarters for those that this node has to keep, the rest for the cache.
 constexpr std::size_t kStoredShare = 3, kCachedShare = 1;
@@ -356,9 +361,10 @@ Task<Result<std::vector<Finding>>> Protocol::send_find(PeerId peer, std::vector<
   std::vector<Finding> findings;
   findings.reserve(keys.size());
   for (auto& result : reply->results) {
-    findings.push_back(co_await read_finding(std::move(result)));
+    findings.push_back(co_await read_finding(std::move(result), peer, draw));
     findings.back().node = DhtId::from_bytes(reply->node_id);
   }
+  co_await leave_out_costly(keys, findings);
   if (keys.size() == 1 || bytes.size() < kLargeReply) co_return findings;
   // The node may have left out what did not fit.
   std::vector<std::size_t> missing;
@@ -389,7 +395,7 @@ Task<Result<std::vector<Finding>>> Protocol::send_joined_find(PeerId peer, std::
   co_return joined;
 }
 
-Task<Finding> Protocol::read_finding(FindResultView result) const {
+Task<Finding> Protocol::read_finding(FindResultView result, PeerId from, Draw draw) const {
   Finding finding;
   finding.nearest = std::move(result.nearest);
   std::erase_if(finding.nearest,
@@ -397,11 +403,14 @@ Task<Finding> Protocol::read_finding(FindResultView result) const {
   if (result.type == FindType::regular) {
     if (std::isfinite(result.expiration) && result.expiration >= now() &&
         result.value.size() <= options.max_value_bytes)
-      finding.record = StoredRecord{to_string(result.value), result.expiration};
+      finding.record = StoredRecord{to_string(result.value), result.expiration, from};
   } else if (result.type == FindType::dictionary) {
     auto reader = DictionaryReader::open(result.value, storage.limits());
+    // A Python node sends all that it has; one that says that it drew sends no more than it was asked for.
+    const bool drawn = draw.most_entries > 0 && result.entries > 0;
+    const std::size_t most = drawn ? draw.most_entries : storage.limits().max_subkeys;
     Dictionary dictionary;
-    while (reader && reader->left() > 0) {
+    while (reader && reader->left() > 0 && dictionary.entries().size() < most) {
       if (reader->left() % kEntriesPerTurn == 0) co_await runtime.yield();
       auto entry = reader->next();
       if (entry && *entry && (*entry)->expiration >= now()) {
@@ -415,10 +424,46 @@ Task<Finding> Protocol::read_finding(FindResultView result) const {
       const double expiration = dictionary.latest_expiration();
       const auto told = static_cast<std::size_t>(std::min<std::uint64_t>(result.entries, storage.limits().max_subkeys));
       finding.entries = std::max(dictionary.entries().size(), told);
-      finding.record = StoredRecord{std::move(dictionary), expiration};
+      finding.record = StoredRecord{std::move(dictionary), expiration, from};
     }
   }
   co_return finding;
+}
+
+/// Leaves out entries of a reply whose checks would take too long together, those that take longest for their bytes
+/// first: whoever answers is not charged for the work. Entries that keys of RSA-2048 have signed always stay, since a
+/// reply has no room for too many of them.
+Task<void> Protocol::leave_out_costly(const std::vector<DhtId>& keys, std::vector<Finding>& findings) const {
+  struct Costly {
+    double for_a_byte = 0;
+    std::size_t cost = 0;
+    Dictionary* dictionary = nullptr;
+    const std::string* identity = nullptr;
+  };
+  const auto validators = validators_;  // others may be added between two turns of the loop
+  std::vector<Costly> all;
+  std::size_t sum = 0, looked_at = 0;
+  for (std::size_t i = 0; i < findings.size() && !validators->empty(); ++i) {
+    auto* dictionary = findings[i].record ? std::get_if<Dictionary>(&findings[i].record->content) : nullptr;
+    if (!dictionary) continue;
+    const std::string key = keys[i].binary();
+    for (const auto& [identity, entry] : dictionary->entries()) {
+      if (++looked_at % kEntriesPerTurn == 0) co_await runtime.yield();
+      const std::size_t cost = validators->cost(Record{key, entry.subkey, entry.value, entry.expiration});
+      if (cost == 0) continue;
+      const auto bytes = static_cast<double>(entry.subkey.size() + entry.value.size());
+      all.push_back({static_cast<double>(cost) / bytes, cost, dictionary, &identity});
+      sum += cost;
+    }
+  }
+  if (sum <= kChecksOfAReply) co_return;
+  std::ranges::sort(all, std::ranges::greater(), &Costly::for_a_byte);
+  std::size_t left_out = 0;
+  for (; sum > kChecksOfAReply; ++left_out) {
+    sum -= all[left_out].cost;
+    all[left_out].dictionary->erase(*all[left_out].identity);
+  }
+  log::debug("dht", "{} entries of a reply are left out: checking them would take too long", left_out);
 }
 
 // ---- Validation

@@ -62,8 +62,6 @@ class Protocol {
   /// \param from  whose records they count as; empty: ours
   /// \param charged  whether `from` is a caller that owes for the work
   Task<std::vector<bool>> store_locally(std::vector<WireRecord> records, PeerId from = {}, bool charged = false);
-  /// Keeps an encoded dictionary that was checked before in the cache.
-  Task<void> cache_dictionary(WireRecord record);
   void close();
 
   void add_validator(std::shared_ptr<RecordValidator> validator);
@@ -164,7 +162,9 @@ class Protocol {
                                                std::optional<Deadline> until = {});
   /// The same for keys of several searches, which may be looking for the same ones.
   Task<Result<std::vector<Finding>>> send_joined_find(PeerId peer, std::vector<DhtId> keys);
-  Task<Finding> read_finding(FindResultView result) const;
+  /// \param from  the node that has sent it  \param draw  what it was asked for
+  Task<Finding> read_finding(FindResultView result, PeerId from, Draw draw) const;
+  Task<void> leave_out_costly(const std::vector<DhtId>& keys, std::vector<Finding>& findings) const;
 
   // protocol_nodes.cpp
   /// A node made itself known by a request or a reply.

@@ -85,14 +85,14 @@ Task<void> Protocol::check_old_node(NodeEntry node) {
 /// What a newcomer is given.
 struct Protocol::HandOver {
   NodeEntry node;
-  std::vector<WireRecord> batch = {};
-  std::size_t bytes = 0;  // of the batch
+  std::vector<DhtId> keys = {};  // of the next batch
+  std::size_t bytes = 0;         // of their records
   bool failed = false;
 };
 
 /// Newcomers near a key for which we are responsible get the record, so that a growing swarm keeps finding it. One pass
 /// over the records serves all nodes that came since the last one. Few batches exist at a time: anybody may be a
-/// newcomer.
+/// newcomer, and those that wait for their turn hold keys, not records.
 Task<void> Protocol::hand_records_over() {
   while (!newcomers_.empty()) {
     const auto nodes = std::exchange(newcomers_, {});
@@ -112,23 +112,32 @@ Task<void> Protocol::hand_records_over() {
       for (const NodeEntry& node : nearest) {
         const auto i = static_cast<std::size_t>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());
         if (i == nodes.size() || targets[i]->failed) continue;
-        targets[i]->batch.push_back(outgoing(key, *record, false));
-        targets[i]->bytes += size_of(targets[i]->batch.back());
+        targets[i]->keys.push_back(key);
+        targets[i]->bytes += record->bytes();
       }
       for (const auto& target : targets)
-        if (target->batch.size() >= kHandOverBatch || target->bytes >= kHandOverBytes) co_await hand_over_batch(target);
+        if (target->keys.size() >= kHandOverBatch || target->bytes >= kHandOverBytes) co_await hand_over_batch(target);
     }
     for (const auto& target : targets)
-      if (!target->batch.empty()) co_await hand_over_batch(target);
+      while (!target->keys.empty()) co_await hand_over_batch(target);
   }
   handing_over_ = false;
 }
 
-/// Waits for its turn, not for the newcomer.
+/// Waits for its turn, not for the newcomer. Records that have grown meanwhile are left for the next batch where they
+/// would make this one too large.
 Task<void> Protocol::hand_over_batch(std::shared_ptr<HandOver> to) {
   auto turn = co_await hand_overs_.acquire();
   to->bytes = 0;
-  tasks_.spawn(send_batch(*this, to, std::exchange(to->batch, {}), std::move(turn)), "hand records over");
+  if (to->failed) to->keys.clear();
+  std::vector<WireRecord> records;
+  for (std::size_t bytes = 0; !to->keys.empty() && bytes < kHandOverBytes; to->keys.pop_back()) {
+    const auto* record = storage.get(to->keys.back(), now());
+    if (!record) continue;
+    records.push_back(outgoing(to->keys.back(), *record, false));
+    bytes += size_of(records.back());
+  }
+  if (!records.empty()) tasks_.spawn(send_batch(*this, to, std::move(records), std::move(turn)), "hand records over");
 }
 
 bool Protocol::is_new(const PeerId& peer) const {

@@ -248,18 +248,6 @@ Task<std::vector<bool>> Protocol::validate_for(PeerId caller, std::vector<Record
   co_return co_await validate(std::move(records));
 }
 
-Task<void> Protocol::cache_dictionary(WireRecord record) {
-  auto reader = DictionaryReader::open(as_bytes(record.value), storage.limits());
-  for (std::size_t in_turn = 0; reader && reader->left() > 0; ++in_turn) {
-    if (in_turn % kEntriesPerTurn == kEntriesPerTurn - 1) co_await runtime.yield();
-    auto entry = reader->next();
-    if (entry && *entry)
-      cache.store_subkey(record.key, std::move((*entry)->subkey), to_string((*entry)->value), (*entry)->expiration,
-                         now());
-  }
-  update_gauges();
-}
-
 /// What a find says about one key.
 struct Protocol::FindAnswer {
   FindType type = FindType::not_found;

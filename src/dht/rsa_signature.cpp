@@ -79,6 +79,10 @@ constexpr std::size_t owner_size(std::size_t modulus) {
   return 8 + (3 * 4 + kAlgorithm.size() + kMaxExponentBytes + modulus + 1 + 2) / 3 * 4;
 }
 
+// A shorter text is no key of RSA-2048, and no base64 of a signature by one.
+constexpr std::size_t kShortestOwner = 8 + (3 * 4 + kAlgorithm.size() + kLeastModulusBytes) * 4 / 3;
+constexpr std::size_t kShortestSignature = kLeastModulusBytes * 4 / 3;
+
 Pkey from_openssh(std::string_view text) {
   if (!text.starts_with("ssh-rsa ")) return nullptr;
   text.remove_prefix(8);
@@ -297,15 +301,17 @@ bool RsaSignatureValidator::validate(const Record& record) const {
   if (!owner) return false;
   if (owner->empty()) return true;
   const auto signatures = bracketed(record.value, kSignature);
-  if (signatures.size() != 1) return false;
+  if (signatures.size() != 1 || signatures.front().content.size() < kShortestSignature) return false;
   const auto signature = crypto::base64_decode(signatures.front().content);
   return signature && impl_->verify_once(*owner, signed_bytes(record, without(record.value, signatures)), *signature);
 }
 
 std::size_t RsaSignatureValidator::cost(const Record& record) const {
   const auto owner = owner_of(record);
-  // Those of keys that are too large are refused without a check.
-  if (!owner || owner->empty() || owner->size() > owner_size(kMostModulusBytes)) return 0;
+  // Those of keys that are too small or too large are refused without a check, as are values without a signature.
+  if (!owner || owner->size() < kShortestOwner || owner->size() > owner_size(kMostModulusBytes) ||
+      record.value.size() < kShortestSignature)
+    return 0;
   const std::size_t squares = owner->size() <= owner_size(kLeastModulusBytes)          ? 1
                               : owner->size() <= owner_size(kMostModulusBytes * 3 / 4) ? 3
                                                                                        : 4;

@@ -76,12 +76,12 @@ void Dht::Impl::draw_locally(Lookup& lookup, Draw draw) {
   const std::size_t all = dictionary ? dictionary->drawable(draw.only_owned) : 0;
   if (dictionary && draw.most_entries > 0) lookup.counts.push_back(all);
   if (!dictionary || draw.most_entries == 0 || std::min(draw.most_entries, all) == dictionary->entries().size()) {
-    lookup.take(*stored);
+    lookup.take(*stored, protocol.storage.limits());
     return;
   }
   const std::string drawn = dictionary->encoded_sample(draw.most_entries, draw.only_owned, runtime.random());
   if (auto decoded = Dictionary::decode(as_bytes(drawn), protocol.storage.limits()))
-    lookup.take({std::move(*decoded), stored->expiration});
+    lookup.take({std::move(*decoded), stored->expiration}, protocol.storage.limits());
 }
 
 Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Draw draw, Deadline deadline) {
@@ -95,7 +95,7 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Dr
   // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
   if (whole || found[sibling].nearest.size() < options.num_replicas) draw_locally(*lookup, draw);
   if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
-    lookup->take(*known);
+    lookup->take(*known, protocol.storage.limits());
   Sampling sampling{*this, lookup, std::move(found[sibling].nearest), draw};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));

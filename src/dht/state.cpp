@@ -79,6 +79,7 @@ std::optional<WireRecord> read_record(const msgpack::Value& value) {
   return WireRecord{*key, tag->data, bytes->data, *expiration, *cached};
 }
 
+/// Reads a peer; nullopt also where none of its addresses is of a kind that this version knows.
 std::optional<SavedPeer> read_peer(const msgpack::Value& value) {
   const auto* parts = fields(value, 3);
   const auto id = parts ? id_of(&(*parts)[0]) : std::nullopt;
@@ -91,6 +92,7 @@ std::optional<SavedPeer> read_peer(const msgpack::Value& value) {
     auto address = bytes ? Multiaddr::from_bytes(as_bytes(bytes->data)) : Error(cohive::Errc::malformed);
     if (address && result.addresses.size() < kMaxAddresses) result.addresses.push_back(std::move(*address));
   }
+  if (result.addresses.empty()) return std::nullopt;
   return result;
 }
 

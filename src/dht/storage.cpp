@@ -172,10 +172,9 @@ void Dictionary::drop_expired(double now) {
   }
 }
 
-bool Dictionary::shrink(const StorageLimits& limits, const Subkey& subkey) {
+void Dictionary::shrink(const StorageLimits& limits) {
   while (entries_.size() > limits.max_subkeys) erase(*index().shares.first_by_count().identity);
   while (bytes_ > limits.max_dictionary_bytes) erase(*index().shares.first_by_bytes().identity);
-  return entries_.contains(subkey.identity);
 }
 
 void Dictionary::drop_of_largest(std::size_t enough) {
@@ -426,7 +425,8 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
   uncount(key, record);
   dictionary.drop_expired(now);
   dictionary.put(subkey, std::move(value), expiration, from);
-  const bool kept = dictionary.shrink(limits_, subkey);
+  dictionary.shrink(limits_);
+  const bool kept = dictionary.contains(subkey);
   if (kept) record.expiration = std::max(record.expiration, expiration);
   count(key, record);
   if (dictionary.entries().empty()) {
@@ -440,7 +440,7 @@ bool Storage::store_subkey(const DhtId& key, Subkey subkey, std::string value, d
 bool Storage::store_dictionary(const DhtId& key, const Dictionary& dictionary, double now) {
   bool all = !dictionary.entries().empty();
   for (const auto& [identity, entry] : dictionary.entries()) {
-    const bool stored = store_subkey(key, {entry.subkey, identity}, entry.value, entry.expiration, now);
+    const bool stored = store_subkey(key, {entry.subkey, identity}, entry.value, entry.expiration, now, entry.from);
     all = all && stored;
   }
   return all;

@@ -43,7 +43,7 @@ class Dictionary {
     std::string subkey;  ///< msgpack
     std::string value;
     double expiration = 0;
-    PeerId from{};                  ///< the peer that stored it; empty: this node
+    PeerId from{};                  ///< the peer that stored it, or sent it to a reader; empty: this node
     mutable std::size_t place = 0;  ///< among those that are drawn with it, once there is an index
   };
 
@@ -61,8 +61,8 @@ class Dictionary {
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
   void drop_expired(double now);
   bool has_expired(double now) const;
-  /// Drops entries of the largest sender until the bounds hold. True if `subkey` is still there.
-  bool shrink(const StorageLimits& limits, const Subkey& subkey);
+  /// Drops entries of the largest sender until the bounds hold.
+  void shrink(const StorageLimits& limits);
   /// Drops entries of the largest sender until so much memory is free or another sender has as much.
   void drop_of_largest(std::size_t memory);
   void erase(const std::string& identity);
@@ -165,7 +165,8 @@ class DictionaryReader {
 struct StoredRecord {
   std::variant<std::string, Dictionary> content;
   double expiration = 0;
-  PeerId from{};  ///< the peer that stored it; empty: this node. Of a dictionary see Dictionary::largest_sender
+  /// The peer that stored it, or sent it to a reader; empty: this node. Of a dictionary see Dictionary::largest_sender.
+  PeerId from{};
   bool came_whole = false;  ///< a dictionary, of which those that wrote its entries are not known any more
   /// Tells whether it is a dictionary that several peers keep up, or may.
   bool is_of_several() const {
@@ -195,7 +196,7 @@ class Storage {
   /// \param whole  `from` is not who wrote it: it came with all other entries
   bool store_subkey(const DhtId& key, Subkey subkey, std::string value, double expiration, double now,
                     const PeerId& from = {}, bool whole = false);
-  /// All entries; true if all were accepted.
+  /// Stores all entries, each as its sender's; true if all were accepted.
   bool store_dictionary(const DhtId& key, const Dictionary& dictionary, double now);
   /// Whether a store with this expiration could succeed, so that signatures of stale records need no checking.
   /// \param subkey null for a regular value

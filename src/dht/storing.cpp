@@ -15,6 +15,10 @@ constexpr std::size_t kItemsPerTurn = 256;      // prepared in one turn of the l
 constexpr std::size_t kBytesOfAnItem = 4096;    // that cost as much as an item
 constexpr std::size_t kLargeValue = 16 * 1024;  // whose values, when there are many, take long to read
 
+Error too_large(std::string_view what, std::size_t bytes) {
+  return Error(cohive::Errc::limit_exceeded, log::format("a DHT {} of {} bytes", what, bytes));
+}
+
 }  // namespace
 
 /// All that is to be stored under one key, and how that went.
@@ -28,10 +32,17 @@ struct Dht::Impl::StorePlan {
   bool cut_off = false;              ///< a deadline ended the search or the storing
 };
 
-/// On the pool where it takes milliseconds.
-Task<Result<msgpack::Value>> Dht::Impl::read_back(const std::string& value) const {
-  if (value.size() <= kLargeValue) co_return msgpack::decode(as_bytes(value));
-  co_return co_await runtime.offload([value] { return msgpack::decode(as_bytes(value)); });
+/// An error when no node would take the encoded value, or it could not be read back. On the pool where reading takes
+/// milliseconds.
+Task<Result<>> Dht::Impl::check_value(const std::string& value) const {
+  if (value.size() > options.max_value_bytes) co_return too_large("value", value.size());
+  const auto read_back = [](const std::string& bytes) -> Result<> {
+    const auto read = msgpack::decode(as_bytes(bytes));
+    if (read) return ok();
+    return Error(cohive::Errc::limit_exceeded, "a DHT value that cannot be read back: " + read.error().detail());
+  };
+  if (value.size() <= kLargeValue) co_return read_back(value);
+  co_return co_await runtime.offload([read_back, value] { return read_back(value); });
 }
 
 /// The tag of an item's record; an error when the item cannot be stored anywhere.
@@ -43,6 +54,7 @@ Result<std::string> Dht::Impl::tag_for(const StoreItem& item) const {
   if (!subkey)
     return Error(cohive::Errc::invalid_argument,
                  "a DHT subkey must be text, bytes, a number, a bool or a tuple of these");
+  if (subkey->encoded.size() > Subkey::kMaxBytes) return too_large("subkey", subkey->encoded.size());
   return subkey->encoded;
 }
 
@@ -63,16 +75,10 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
       continue;
     }
     std::string value = msgpack::encode(items[i].value);
-    if (value.size() > options.max_value_bytes) {
-      results[i] = Error(cohive::Errc::limit_exceeded, "a DHT value of " + std::to_string(value.size()) + " bytes");
-      continue;
-    }
     work += 1 + value.size() / kBytesOfAnItem;
-    // What is written can be read, too.
-    const auto readable = co_await read_back(value);
-    if (!readable) {
-      results[i] =
-          Error(cohive::Errc::limit_exceeded, "a DHT value that cannot be read back: " + readable.error().detail());
+    const auto checked = co_await check_value(value);
+    if (!checked) {
+      results[i] = checked.error();
       continue;
     }
     records.push_back({DhtId::of(items[i].key).binary(), std::move(*tag), std::move(value), items[i].expiration});
@@ -84,6 +90,10 @@ Task<std::vector<Result<>>> Dht::Impl::store_many(std::vector<StoreItem> items, 
   std::unordered_map<DhtId, std::size_t> plan_of;
   for (std::size_t i = 0; i < records.size(); ++i) {
     if (i % kItemsPerTurn == kItemsPerTurn - 1) co_await runtime.yield();
+    if (records[i].value.size() > options.max_value_bytes) {
+      results[valid[i]] = too_large("value with its signature", records[i].value.size());
+      continue;
+    }
     const DhtId key = *DhtId::from_bytes(as_bytes(records[i].key));
     const auto [at, first] = plan_of.try_emplace(key, plans.size());
     if (first) plans.push_back({.key = key});
@@ -209,6 +219,7 @@ void Dht::Impl::cache_stored(const StorePlan& plan) {
     const WireRecord& record = plan.records[i];
     if (record.tag == kRegularTag) {
       if (plan.accepted[i]) {
+        protocol.cache.forget(plan.key);
         protocol.cache.store(plan.key, record.value, record.expiration, time);
       } else {
         // A node has a newer record; if ours is as old as the rejected one, it is worth looking.

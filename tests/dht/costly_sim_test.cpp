@@ -3,11 +3,14 @@
 #include <openssl/evp.h>
 #include <openssl/rsa.h>
 
+#include <algorithm>
+
 #include "cohive/core/crypto.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 #include "dht/protocol.hpp"
 #include "dht_swarm.hpp"
+#include "hostile_swarm.hpp"
 
 namespace cohive::dht {
 namespace {
@@ -163,7 +166,8 @@ TEST_F(CostlySwarm, WhatManySamplesWereDrawnFromIsChargedAndFitsTheReply) {
 }
 
 /// "[owner:ssh-rsa ...]" of a key that nobody has: only its size matters.
-std::string invented_owner(std::size_t bits, unsigned number) {
+std::string invented_owner(std::size_t bits, unsigned number,
+                           std::string_view exponent = std::string_view("\x01\x00\x01", 3)) {
   const auto part = [](std::string_view bytes) {
     std::string out;
     for (int shift = 24; shift >= 0; shift -= 8) out.push_back(static_cast<char>(bytes.size() >> shift));
@@ -173,13 +177,18 @@ std::string invented_owner(std::size_t bits, unsigned number) {
   modulus[10] = static_cast<char>(number);
   modulus[11] = static_cast<char>(number >> 8);
   modulus.back() = '\x01';
-  const std::string blob = part("ssh-rsa") + part(std::string_view("\x01\x00\x01", 3)) + part(modulus);
+  const std::string blob = part("ssh-rsa") + part(exponent) + part(modulus);
   return "[owner:ssh-rsa " + crypto::base64_encode(as_bytes(blob)) + "]";
+}
+
+/// What looks like the signature of such a key.
+std::string garbage_signature(std::size_t bits) {
+  return "[signature:" + crypto::base64_encode(as_bytes(std::string(bits / 8, 's'))) + "]";
 }
 
 proto::StoreRequest garbage_of(std::size_t bits, std::size_t records, double expiration) {
   proto::StoreRequest request;
-  const std::string signature = "[signature:" + crypto::base64_encode(as_bytes(std::string(bits / 8, 's'))) + "]";
+  const std::string signature = garbage_signature(bits);
   for (unsigned i = 0; i < records; ++i) {
     request.add_keys(DhtId::of("run_progress").binary());
     request.add_subkeys(msgpack::encode(msgpack::Bin{invented_owner(bits, i)}));
@@ -209,6 +218,48 @@ TEST_F(CostlySwarm, SignaturesOfLargeKeysAreChargedAndThoseOfLargerOnesNotLooked
   EXPECT_EQ(validator->checks(), checks) << "keys above 4,096 bits are refused unseen";
   EXPECT_LE(served_of(2048), 3) << "four times what an unsigned record costs";
   EXPECT_GE(served_of(2048), 2);
+}
+
+TEST_F(CostlySwarm, SignaturesInAReplyAreCheckedToABoundAndThoseOfUsualKeysFirst) {
+  const auto owner = std::make_shared<RsaSignatureValidator>(), validator = std::make_shared<RsaSignatureValidator>();
+  add().add_validator(owner);
+  ASSERT_TRUE(store(*nodes[0], "run_progress", msgpack::Bin{owner->ownership_marker()}, 1, in(600)));
+  constexpr unsigned kGarbage = 1000;
+  Dictionary reply;
+  for (unsigned i = 0; i < kGarbage; ++i)
+    reply.put(*Subkey::from_value(msgpack::Bin{invented_owner(4096, i, "\x7f\xff\xff\xff")}),
+              "\x01" + garbage_signature(4096), in(600));
+  // Of the same node: that one must not hide the other.
+  const Subkey usual = *Subkey::from_value(msgpack::Bin{owner->ownership_marker() + "again"});
+  reply.put(usual, owner->sign_value({DhtId::of("run_progress").binary(), usual.encoded, "\x02", in(600)}), in(600));
+  LyingReplica liar(swarm.add_host(), DhtId::of("run_progress"),
+                    [&](proto::FindResult& result) { result.set_value(reply.encoded()); });
+  Dht& reader = add({.cache_nearest = 0, .client_mode = true});
+  reader.add_validator(validator);
+  ASSERT_TRUE(swarm.run(reader.start({liar.address()})));
+  const auto found = get(reader, "run_progress", true);
+  ASSERT_TRUE(found) << found.error();
+  EXPECT_EQ(found->entries().size(), 2u);
+  EXPECT_LE(validator->checks(), 400u) << "each takes sixteen times as long as one of a usual key";
+  EXPECT_GE(validator->checks(), 300u);
+}
+
+TEST_F(CostlySwarm, AReplicaThatSendsMoreThanItWasToDrawIsHeardToThatNumber) {
+  add();
+  ASSERT_TRUE(store(*nodes[0], "dict", "honest", 1, in(600)));
+  const std::string reply = dictionary_of(3000, in(600));
+  LyingReplica liar(swarm.add_host(), DhtId::of("dict"), [&](proto::FindResult& result) {
+    result.set_value(reply);
+    result.set_entries(3000);
+  });
+  Dht& reader = add({.cache_nearest = 0, .client_mode = true});
+  ASSERT_TRUE(swarm.run(reader.start({liar.address()})));
+  const auto drawn = swarm.run(reader.get_sampled("dict", 2, {.most_entries = 10}));
+  ASSERT_TRUE(drawn) << drawn.error();
+  EXPECT_EQ(drawn->entries().size(), 11u);
+  const bool has_honest =
+      std::ranges::any_of(drawn->entries(), [](const auto& entry) { return entry.first == msgpack::Value("honest"); });
+  EXPECT_TRUE(has_honest);
 }
 
 TEST_F(CostlySwarm, ASignatureIsCheckedOnce) {

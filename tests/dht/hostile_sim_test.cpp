@@ -1,6 +1,7 @@
 // Nodes that lie: what they may not achieve.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <deque>
 #include <set>
@@ -160,6 +161,92 @@ TEST_F(HostileSwarm, NewcomersThatTakeNoRecordsAreGivenFewAtATime) {
   swarm.pass(10s);
   EXPECT_GE(offered, 5);
   EXPECT_LE(peak.bytes(), kRecords * kBytes) << "a copy of everything for each of them would be five times as much";
+}
+
+TEST_F(HostileSwarm, ManyNewcomersWaitForTheirRecordsWithoutCopiesOfThem) {
+  constexpr std::size_t kNewcomers = 60, kBytes = 90'000, kRecordsOfABatch = 12;
+  Dht& holder = add({.bucket_size = 100, .num_replicas = kNewcomers, .cache_on_store = false});
+  for (std::size_t i = 0; i < 2 * kRecordsOfABatch; ++i)
+    ASSERT_TRUE(swarm.run(holder.store("key " + std::to_string(i), std::string(kBytes, 'x'), in(600))));
+  std::deque<rpc::Server> newcomers;
+  int offered = 0;
+  for (std::size_t i = 0; i < kNewcomers; ++i) {
+    auto& host = swarm.add_host();
+    newcomers.emplace_back(host).add_unary("DHTProtocol.rpc_store", [&](PeerId, std::string) {
+      ++offered;
+      return answer_after(swarm.runtime(), 1h, {});
+    });
+    ASSERT_TRUE(swarm.run(host.connect(holder.host().visible_addresses().front(), swarm.after(5s))));
+  }
+  const auto greet = [&](std::size_t i) -> Task<void> {
+    proto::FindRequest hello;
+    hello.mutable_peer()->set_node_id(DhtId::of(i).binary());
+    (void)co_await rpc::call_unary(newcomers[i].host(), holder.host().id(), "DHTProtocol.rpc_find",
+                                   hello.SerializeAsString(), swarm.after(5s));
+  };
+  const auto greet_all = [&]() -> Task<void> {
+    Nursery greeting(swarm.runtime(), "newcomers");
+    for (std::size_t i = 0; i < kNewcomers; ++i) greeting.spawn(greet(i), "newcomer");
+    co_await greeting.join();
+  };
+  MemoryPeak peak;
+  swarm.run(greet_all());
+  EXPECT_EQ(holder.table_size(), kNewcomers);
+  swarm.pass(10s);
+  EXPECT_GE(offered, 5);
+  EXPECT_LE(peak.bytes(), kNewcomers * kRecordsOfABatch * kBytes) << "a batch for each, beside those on their way";
+}
+
+/// Fifty entries that expire together. Those whose name is the key of the owner are signed.
+std::string fifty_entries(const RsaSignatureValidator& owner, const std::string& name, std::size_t first,
+                          double expiration) {
+  Dictionary entries;
+  for (std::size_t i = first; i < first + 50; ++i) {
+    auto subkey = Subkey::from_value(msgpack::Bin{name + std::to_string(i)}).value();
+    auto value = owner.sign_value({DhtId::of("progress").binary(), subkey.encoded, "\x01", expiration});
+    entries.put(std::move(subkey), std::move(value), expiration);
+  }
+  return entries.encoded();
+}
+
+/// Readers of a record with two replicas. One has an honest entry and dies halfway, the other answers each time with
+/// fifty entries that nobody has seen yet.
+class FloodedReader : public HostileSwarm {
+ protected:
+  template <class Read>
+  void read_on(const std::string& name, Read read) {
+    constexpr std::size_t kReads = 20;
+    add();
+    ASSERT_TRUE(store(*nodes[0], "progress", "honest", 1, in(3600)));
+    std::vector<std::string> floods;
+    for (std::size_t i = 0; i < kReads; ++i)
+      floods.push_back(fifty_entries(*owner, name, 50 * i, in(500'000 + static_cast<double>(i))));
+    std::size_t asked = 0;
+    LyingReplica liar(swarm.add_host(), DhtId::of("progress"),
+                      [&](proto::FindResult& result) { result.set_value(floods[asked++ % kReads]); });
+    Dht& reader = add({.cache_nearest = 0, .client_mode = true, .max_subkeys = 100});
+    reader.add_validator(owner);
+    ASSERT_TRUE(swarm.run(reader.start({liar.address()})));
+    for (std::size_t i = 0; i < kReads; ++i) {
+      if (i == kReads / 2) swarm.fabric().crash(ip_of(0));
+      const Result<GetResult> found = read(reader);
+      ASSERT_TRUE(found) << found.error();
+      EXPECT_LE(found->entries().size(), 100u);
+      const bool has_honest = std::ranges::any_of(
+          found->entries(), [](const auto& entry) { return entry.first == msgpack::Value("honest"); });
+      EXPECT_TRUE(has_honest) << "at look " << i;
+    }
+    EXPECT_GE(asked, kReads);
+  }
+  const std::shared_ptr<RsaSignatureValidator> owner = std::make_shared<RsaSignatureValidator>();
+};
+
+TEST_F(FloodedReader, RemembersNoMoreThanADictionaryMayHoldAndNoHonestEntryLess) {
+  read_on(owner->ownership_marker(), [this](Dht& reader) { return swarm.run(reader.get_sampled("progress", 2)); });
+}
+
+TEST_F(FloodedReader, CachesNoMoreThanADictionaryMayHoldAndNoHonestEntryLess) {
+  read_on("of anybody ", [this](Dht& reader) { return get(reader, "progress", true); });
 }
 
 TEST_F(HostileSwarm, OwnedSubkeysCannotBeOverwrittenByOthers) {

@@ -78,7 +78,20 @@ TEST_F(DhtResults, WhatCannotBeStoredIsNotSent) {
             cohive::Errc::invalid_argument);
   EXPECT_EQ(store(*nodes[0], "key", msgpack::Array{}, 1, in(60)).error(), cohive::Errc::invalid_argument);
   EXPECT_EQ(store(*nodes[0], "key", std::string(101, 'x'), in(60)).error(), cohive::Errc::limit_exceeded);
+  EXPECT_EQ(store(*nodes[0], "key", std::string(5000, 's'), 1, in(60)).error(), cohive::Errc::limit_exceeded);
   EXPECT_EQ(served("store"), before);
+}
+
+TEST_F(DhtResults, TheSignatureOfAValueCountsForItsSize) {
+  add_many(3, {.max_value_bytes = 500});
+  const auto owner = std::make_shared<RsaSignatureValidator>();
+  nodes[0]->add_validator(owner);
+  const msgpack::Value subkey = msgpack::Bin{owner->ownership_marker()};
+  EXPECT_TRUE(store(*nodes[0], "key", subkey, std::string(100, 'x'), in(60)));
+  const double before = served("store");
+  EXPECT_EQ(store(*nodes[0], "key", subkey, std::string(200, 'x'), in(90)).error(), cohive::Errc::limit_exceeded);
+  EXPECT_EQ(served("store"), before);
+  EXPECT_TRUE(store(*nodes[0], "key", "nobody's", std::string(200, 'x'), in(90)));
 }
 
 TEST_F(DhtResults, EveryItemOfABulkStoreHasItsOwnResult) {

@@ -20,6 +20,8 @@ PeerId keyed_peer(std::uint8_t number) {
   return KeyPair::ed25519_from_seed(Bytes(32, number)).peer_id();
 }
 
+const Multiaddr kAddress = Multiaddr::from_text("/ip4/192.0.2.1/tcp/4001").value();
+
 struct Example {
   SavedState state;
   std::vector<WireRecord> records;
@@ -28,9 +30,8 @@ Example example() {
   Example all{{keyed_peer(1), DhtId::of("node"), {}}, {}};
   all.records.push_back({DhtId::of("plain"), "\xc0", "value", 1234.5, false});
   all.records.push_back({DhtId::of("dictionary"), "", std::string(1000, '\0'), 1e9, true});
-  all.state.peers.push_back(
-      {DhtId::of("other"), keyed_peer(2), {Multiaddr::from_text("/ip4/192.0.2.1/tcp/4001").value()}});
-  all.state.peers.push_back({DhtId::of("lost"), keyed_peer(3), {}});
+  all.state.peers.push_back({DhtId::of("other"), keyed_peer(2), {kAddress}});
+  all.state.peers.push_back({DhtId::of("third"), keyed_peer(3), {kAddress, kAddress}});
   return all;
 }
 
@@ -73,6 +74,15 @@ class StateFile : public ::testing::Test {
     return {std::istreambuf_iterator<char>(file), {}};
   }
   void put(const std::string& bytes) const { std::ofstream(path_, std::ios::binary) << bytes; }
+  /// Writes what the first version wrote: all in one map.
+  void put_version_1(msgpack::Array records, msgpack::Array peers) const {
+    const std::string body = msgpack::encode(msgpack::Map{{{"peer", msgpack::Value::bin(keyed_peer(1).bytes())},
+                                                           {"node_id", msgpack::Value::bin(DhtId::of("node").bytes)},
+                                                           {"records", std::move(records)},
+                                                           {"peers", std::move(peers)}}});
+    const auto digest = crypto::sha256(as_bytes(body));
+    put("cohive dht state 1\n" + std::string(as_text(digest)) + body);
+  }
 
   std::filesystem::path folder_, path_;
 };
@@ -192,20 +202,33 @@ TEST_F(StateFile, FilesOfTheFirstVersionAreRead) {
   Array records, peers;
   for (int i = 0; i < 20'000; ++i)
     records.items.push_back(Array{{Value::bin(DhtId::of(i).bytes), Bin{"\xc0"}, Bin{"\x01"}, 1e9 + i, false}});
-  peers.items.push_back(Array{{Value::bin(DhtId::of("other").bytes), Value::bin(keyed_peer(2).bytes()), Array{}}});
-  const std::string body = encode(Map{{{"peer", Value::bin(keyed_peer(1).bytes())},
-                                       {"node_id", Value::bin(DhtId::of("node").bytes)},
-                                       {"records", records},
-                                       {"peers", peers}}});
-  const auto digest = crypto::sha256(as_bytes(body));
-  put("cohive dht state 1\n" + std::string(as_text(digest)) + body);
+  const Value address = Value::bin(kAddress.bytes());
+  peers.items.push_back(
+      Array{{Value::bin(DhtId::of("other").bytes), Value::bin(keyed_peer(2).bytes()), Array{{address}}}});
+  put_version_1(std::move(records), std::move(peers));
   const auto after = read(path_);
   ASSERT_TRUE(after) << after.error();
   EXPECT_EQ(after->state.node_id, DhtId::of("node"));
   EXPECT_EQ(after->state.peers.size(), 1u);
   EXPECT_EQ(after->records.size(), 20'000u) << "that version wrote more than it could read";
-  put("cohive dht state 1\n" + std::string(as_text(digest)) + body + "x");
+  put(content() + "x");
   EXPECT_EQ(read(path_).error(), cohive::Errc::malformed);
+}
+
+TEST_F(StateFile, APeerWithoutAnAddressThatCanBeReadIsLeftOut) {
+  using namespace msgpack;
+  const Value known = Value::bin(kAddress.bytes()), unknown = Bin{"\xff\x7f of a later version"};
+  Array peers;
+  std::uint8_t number = 2;
+  for (const Array& addresses : {Array{}, Array{{unknown}}, Array{{unknown, known}}, Array{{7}}})
+    peers.items.push_back(
+        Array{{Value::bin(DhtId::of("other").bytes), Value::bin(keyed_peer(number++).bytes()), addresses}});
+  put_version_1({}, std::move(peers));
+  const auto after = read(path_);
+  ASSERT_TRUE(after) << after.error();
+  ASSERT_EQ(after->state.peers.size(), 1u);
+  EXPECT_EQ(after->state.peers[0].peer, keyed_peer(4));
+  EXPECT_EQ(after->state.peers[0].addresses, std::vector<Multiaddr>{kAddress});
 }
 
 TEST_F(StateFile, AMissingFileIsNoDamage) {
@@ -214,7 +237,7 @@ TEST_F(StateFile, AMissingFileIsNoDamage) {
 
 TEST_F(StateFile, LongPeerListsAreBounded) {
   Example all = example();
-  for (std::uint8_t i = 0; i < 20; ++i) all.state.peers.push_back({DhtId::of(i), keyed_peer(i), {}});
+  for (std::uint8_t i = 0; i < 20; ++i) all.state.peers.push_back({DhtId::of(i), keyed_peer(i), {kAddress}});
   ASSERT_TRUE(write(path_, all));
   const auto bounded = read(path_, {.max_peers = 5});
   ASSERT_TRUE(bounded);

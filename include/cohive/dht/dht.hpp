@@ -104,7 +104,7 @@ struct GetResult {
 struct StoreItem {
   Key key;                               ///< hashed as DhtId::of() does
   std::optional<msgpack::Value> subkey;  ///< unset: a plain value
-  msgpack::Value value;                  ///< max_value_bytes at most
+  msgpack::Value value;                  ///< max_value_bytes at most, with its signature where it gets one
   double expiration = 0;                 ///< absolute, Unix seconds
 };
 
@@ -135,7 +135,8 @@ class Dht {
   /// search; without one until DhtOptions::operation_timeout has passed.
   /// Errors: Errc::record_refused (an older record than the stored one, for instance), Errc::record_invalid,
   /// Errc::unreachable, Errc::closed, cohive::Errc::timeout; cohive::Errc::invalid_argument for a subkey that is no
-  /// key or an expiration in the past, cohive::Errc::limit_exceeded for a value above max_value_bytes.
+  /// key or an expiration in the past, cohive::Errc::limit_exceeded for a value that is above max_value_bytes (a
+  /// signature takes 360 bytes) or a subkey above 4,096 bytes.
   Task<Result<>> store(Key key, msgpack::Value value, double expiration, std::optional<Deadline> deadline = {});
   /// Stores under a subkey; otherwise the same.
   Task<Result<>> store(Key key, msgpack::Value subkey, msgpack::Value value, double expiration,
@@ -149,8 +150,8 @@ class Dht {
   Task<Result<GetResult>> get(Key key, bool latest = false, std::optional<Deadline> deadline = {});
   /// Finds the record of a key on `replicas` of the nodes that are to hold it, another choice each time: for large
   /// records that many peers read again and again, where each of them asking all replicas would fill the replicas'
-  /// lines. Entries of earlier calls that have not expired are kept, so that no single replica can hide one. Errors as
-  /// of get().
+  /// lines. Entries of earlier calls that have not expired are kept, so that no single replica can hide one; beyond
+  /// max_subkeys the replica that sent most of them makes room. Errors as of get().
   /// \param draw  which entries: each replica draws others for each call (Python nodes send all).
   ///              Those of earlier calls do not count then, and GetResult::held says how many
   ///              there are.

@@ -37,7 +37,7 @@ struct WireRecord {
 struct SavedPeer {
   DhtId id;                          ///< its place in the DHT
   PeerId peer;                       ///< its identity
-  std::vector<Multiaddr> addresses;  ///< where it was reached
+  std::vector<Multiaddr> addresses;  ///< where it was reached: one at least
 };
 /// Holds what a node needs to come back as it was, beside its records.
 struct SavedState {

@@ -31,7 +31,7 @@ class RecordValidator {
   /// Tells whether a node may hold the record: true for records that are none of this validator's business.
   virtual bool validate(const Record& record) const = 0;
   /// How long validate() takes with such a record, in checks of an RSA-2048 signature (30 microseconds), rounded down.
-  /// Peers that store such records are charged for it.
+  /// Peers that store such records are charged for it; of the entries of a reply those that cost most may be left out.
   virtual std::size_t cost(const Record& record) const { return record.value.size() / kBytesOfACheck; }
   /// The value to store: with the signature appended when this validator signs such records.
   virtual std::string sign_value(const Record& record) const { return record.value; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "circuit_message.hpp"
 #include "cohive/core/errors.hpp"
 
 namespace cohive::p2p {
@@ -25,6 +26,7 @@ Task<Result<std::size_t>> CircuitConnection::read_some(MutableBytes into) {
   co_return count;
 }
 
+/// Circuits that share a slow line wait long for the relay to grant credit, which it does for much at a time.
 Task<Result<>> CircuitConnection::write_all(std::span<const ByteView> buffers) {
   if (closed_) co_return Error(cohive::Errc::closed, remote_.text());
   std::size_t size = 0;
@@ -33,7 +35,7 @@ Task<Result<>> CircuitConnection::write_all(std::span<const ByteView> buffers) {
     if (size > left_) co_return Error(cohive::Errc::closed, "the relay carries no more bytes to this peer");
     left_ -= size;
   }
-  co_return co_await stream_->write(buffers, Deadline::never());
+  co_return co_await stream_->write(buffers, stream_->runtime().after(kCircuitStall));
 }
 
 void CircuitConnection::end_writing() noexcept {

@@ -20,6 +20,7 @@ class CircuitConnection final : public transport::RawConnection {
   void close() noexcept override;
   const Multiaddr& local_address() const override { return local_; }
   const Multiaddr& remote_address() const override { return remote_; }
+  bool has_own_write_timeout() const override { return true; }
   std::uint64_t send_quota() const override { return left_; }
   std::uint64_t receive_quota() const override { return to_come_; }
 

@@ -19,6 +19,7 @@ inline const std::string kHopProtocol = "/libp2p/circuit/relay/0.2.0/hop";
 inline const std::string kStopProtocol = "/libp2p/circuit/relay/0.2.0/stop";
 inline constexpr std::size_t kMaxRelayMessage = 4096;
 inline constexpr std::size_t kMaxRelayFields = 256;  // a reservation names the relay's addresses
+inline constexpr Duration kCircuitStall = 1min;      // an end that takes nothing for so long is gone
 
 /// Parses a message whose type is known. Errc::malformed otherwise.
 template <class Message>

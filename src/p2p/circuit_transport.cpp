@@ -33,7 +33,7 @@ class CircuitTransport final : public transport::Transport {
     auto stream = co_await ask(*parts, *target, options.deadline);
     if (!stream) co_return stream.error().with_context(address.without_peer().text());
     co_return co_await within(self_.runtime, options.deadline,
-                              transport::upgrade(self_.upgrader, std::move(*stream), options.role, *target),
+                              transport::upgrade(self_.circuit_upgrader, std::move(*stream), options.role, *target),
                               "handshake");
   }
 

@@ -65,10 +65,13 @@ Identify::Identify(Self& self, Handlers& handlers, ConnectionTable& table, Addre
 
 // ---- What we say
 
-/// A new one, with a later number, only when the addresses have changed.
+/// A new one only when the addresses have changed. Peers ignore one whose number is not later, and the clock may be
+/// set back.
 const std::string& Identify::signed_record(const std::vector<Multiaddr>& own) {
   if (record_.empty() || own != record_addresses_) {
-    record_ = make_signed_peer_record(self_.identity, static_cast<std::uint64_t>(self_.runtime.wall_time() * 1e9), own);
+    const auto now = static_cast<std::uint64_t>(self_.runtime.wall_time() * 1e9);
+    record_number_ = std::max(record_number_ + 1, now);
+    record_ = make_signed_peer_record(self_.identity, record_number_, own);
     record_addresses_ = own;
   }
   return record_;

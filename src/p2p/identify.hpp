@@ -55,7 +55,8 @@ class Identify {
   OwnAddresses& own_;
   Signal<const PeerId&> described_;
   Signal<const ConnectionEntryPtr&, const Multiaddr&> observed_;
-  std::string record_;  ///< our signed peer record for these addresses
+  std::uint64_t record_number_ = 0;
+  std::string record_;  ///< our signed peer record of this number for these addresses
   std::vector<Multiaddr> record_addresses_;
   std::vector<std::weak_ptr<const Protocols>> protocol_sets_;  ///< most peers serve the same
   bool push_scheduled_ = false;

@@ -44,6 +44,9 @@ ReachabilityState::ReachabilityState(Self& self, Handlers& handlers, const Conne
     client_.emplace(self, table, identify, inbound, observed_, own);
     subscriptions_.push_back(client_->concluded().subscribe([this](Reachability concluded) { set(concluded); }));
   }
+  // The AutoNAT client is told first. While it knows nothing about the new place, relays that are wanted there, too,
+  // are kept.
+  subscriptions_.push_back(observed_.moved().subscribe([this] { translated_ = false; }));
   subscriptions_.push_back(
       identify.observed().subscribe([this](const ConnectionEntryPtr& entry, const Multiaddr& observed) {
         watch_if_hidden(observed, entry->connection->remote_address());
@@ -104,12 +107,14 @@ Task<Result<Reachability>> ReachabilityState::wait(Deadline deadline) {
 
 // ---- What our user should know
 
-/// A node that announces only addresses of its own network may still be found reachable.
+/// A node that announces only addresses of its own network may still be found reachable. Its relays' addresses say
+/// nothing about where it is itself.
 void ReachabilityState::watch_if_hidden(const Multiaddr& observed, const Multiaddr& observer) {
-  if (warning_ != Warning::none || !inbound_.listening() || self_.options.force_reachability ||
-      !hidden_from_outside(own_.announced(), observed, observer))
-    return;
-  warning_ = Warning::pending;
+  if (translated_ || !inbound_.listening() || self_.options.force_reachability) return;
+  auto own = own_.announced();
+  std::erase_if(own, [](const Multiaddr& address) { return address.is_circuit(); });
+  if (!hidden_from_outside(own, observed, observer)) return;
+  translated_ = true;
   tasks_.spawn(warn_unless_reached(*this, observed), "hidden node");
   suspecting_.emit();
 }
@@ -136,7 +141,7 @@ Task<void> ReachabilityState::warn_unless_reached(ReachabilityState& state, Mult
 
 /// Peers outside find no such node, and rounds that need it fail for reasons that only the node itself can explain.
 void ReachabilityState::warn(const Multiaddr& observed) {
-  if (std::exchange(warning_, Warning::given) == Warning::given) return;
+  if (std::exchange(warned_, true)) return;
   std::string ports;
   for (const auto& bound : inbound_.bound())
     if (const auto port = bound.value(Multiaddr::tcp); port && ports.find(*port) == std::string::npos)

@@ -21,11 +21,11 @@ class ReachabilityState {
   /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is
   /// between. Or none of them has reached us for a while: a firewall may be.
   bool suspected() const {
-    return current_ == Reachability::unknown && (warning_ != Warning::none || unconfirmed_ == Unconfirmed::yes);
+    return current_ == Reachability::unknown && (translated_ || unconfirmed_ == Unconfirmed::yes);
   }
-  /// Peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then says less: its
-  /// peer is one that we have dialled, and many routers let in no other peers.
-  bool translated() const { return warning_ != Warning::none; }
+  /// Where we are now, peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then
+  /// says less: its peer is one that we have dialled, and many routers let in no other peers.
+  bool translated() const { return translated_; }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.
   void ask_again() {
@@ -55,7 +55,8 @@ class ReachabilityState {
   Signal<Reachability> changed_;
   Signal<> suspecting_;
   Condition settled_;
-  enum class Warning { none, pending, given } warning_ = Warning::none;
+  bool translated_ = false;
+  bool warned_ = false;  ///< our user: once is enough, wherever we move
   enum class Unconfirmed { no, pending, yes } unconfirmed_ = Unconfirmed::no;
   std::vector<Subscription> subscriptions_;
   TaskGroup tasks_;

@@ -14,13 +14,15 @@ namespace cohive::p2p {
 namespace {
 
 constexpr Duration kReserveTimeout = 10s;
-constexpr Duration kRelayRetry = 3s;      // while a relay is lacking: a lost one is replaced within ten seconds
-constexpr Duration kFamilyRetry = 30s;    // while one for peers of the other kind of address alone is
-constexpr Duration kRefusedPause = 5min;  // before a relay that refused is asked again
-constexpr Duration kBrokenPause = 10s;    // before one that did not answer is
-constexpr Duration kRenewBefore = 2min;   // as p2pd
-constexpr Duration kRenewAgain = 30s;     // where the relay did not answer
-constexpr Duration kLook = 1min;          // between looks whether relays are still connected
+constexpr Duration kRelayRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
+constexpr Duration kFamilyRetry = 30s;         // while one for peers of the other kind of address alone is
+constexpr Duration kLongestRelayRetry = 1min;  // at most, while a relay that our user named cannot be dialled
+constexpr int kQuickDials = 3;                 // of such a relay, before the pauses grow: it may just have restarted
+constexpr Duration kRefusedPause = 5min;       // before a relay that refused is asked again
+constexpr Duration kBrokenPause = 10s;         // before one that did not answer is
+constexpr Duration kRenewBefore = 2min;        // as p2pd
+constexpr Duration kRenewAgain = 30s;          // where the relay did not answer
+constexpr Duration kLook = 1min;               // between looks whether relays are still connected
 constexpr Duration kRenewAtLatest = 30min;
 constexpr Duration kShortestLife = 1min;  // of a reservation: the relay's clock may differ from ours
 constexpr Duration kWalkPause = 30s;      // between walks through peer routing for more relays, at first and at last
@@ -100,6 +102,7 @@ void RelayClient::set_need(RelayNeed need) {
     tasks_.cancel();
     walk_pause_ = kWalkPause;
     next_walk_ = self_.runtime.now();
+    unreached_.clear();
     self_.metrics.relays_held.add(-static_cast<double>(reservations_.size()));
     reservations_.clear();  // the relays forget them by themselves; until then their circuits are refused
     if (need.count > 0) tasks_.spawn(keep(*this), "keep relays");
@@ -134,15 +137,23 @@ Task<void> RelayClient::keep(RelayClient& client) {
   for (;;) {
     co_await renew(client);
     co_await fill(client);
-    const TimePoint next = client.next_renewal();
-    const Deadline soon = client.self_.runtime.after(client.need_.family ? kFamilyRetry : kRelayRetry);
-    (void)co_await client.news_.wait((client.lacking() ? soon : client.self_.runtime.after(kLook)).min(Deadline(next)));
+    const Deadline look = client.self_.runtime.after(client.lacking() ? client.retry_pause() : kLook);
+    (void)co_await client.news_.wait(look.min(Deadline(client.next_turn())));
   }
 }
 
-TimePoint RelayClient::next_renewal() const {
-  TimePoint next = self_.runtime.now() + kRenewAtLatest;
+Duration RelayClient::retry_pause() const {
+  return need_.family ? kFamilyRetry : kRelayRetry;
+}
+
+/// When a reservation is to be renewed, or a relay to be dialled again. A dial that is overdue comes with the next
+/// look.
+TimePoint RelayClient::next_turn() const {
+  const TimePoint now = self_.runtime.now();
+  TimePoint next = now + kRenewAtLatest;
   for (const auto& [relay, reservation] : reservations_) next = std::min(next, reservation.renew_at);
+  for (const auto& [address, relay] : unreached_)
+    if (relay.next > now) next = std::min(next, relay.next);
   return next;
 }
 
@@ -194,12 +205,39 @@ Task<void> RelayClient::look_for_more(RelayClient& client) {
 
 /// Connects to the relays that our user named; they are candidates from then on.
 Task<void> RelayClient::connect_trusted(RelayClient& client) {
+  const auto trusted = client.trusted_to_dial();
   std::vector<Task<Result<PeerId>>> dials;
-  for (const auto& address : client.self_.options.trusted_relays)
-    if (!address.peer() || !client.table_.direct(*address.peer()))
-      dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kReserveTimeout)));
-  for (const auto& dialled : co_await when_all(client.self_.runtime, std::move(dials)))
-    if (!dialled) log::debug("relay", "trusted relay: {}", dialled.error());
+  for (const auto& address : trusted)
+    dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kReserveTimeout)));
+  const auto dialled = co_await when_all(client.self_.runtime, std::move(dials));
+  for (std::size_t i = 0; i < trusted.size(); ++i) client.note_dial(trusted[i], dialled[i]);
+}
+
+/// Those that are not connected, without the ones that have just failed.
+std::vector<Multiaddr> RelayClient::trusted_to_dial() {
+  std::vector<Multiaddr> result;
+  for (const auto& address : self_.options.trusted_relays) {
+    if (address.peer() && table_.direct(*address.peer())) {
+      unreached_.erase(address);
+      continue;
+    }
+    const auto failed = unreached_.find(address);
+    if (failed == unreached_.end() || failed->second.next <= self_.runtime.now()) result.push_back(address);
+  }
+  return result;
+}
+
+/// All peers of a relay lose it at the same moment, and had better not dial it at the same moments.
+void RelayClient::note_dial(const Multiaddr& trusted, const Result<PeerId>& dialled) {
+  if (dialled) {
+    unreached_.erase(trusted);
+    return;
+  }
+  log::debug("relay", "trusted relay: {}", dialled.error());
+  Unreached& relay = unreached_[trusted];
+  const int doublings = std::clamp(++relay.failures - kQuickDials, 0, 5);
+  const Duration pause = std::min(retry_pause() * (1 << doublings), kLongestRelayRetry);
+  relay.next = self_.runtime.now() + from_seconds(to_seconds(pause) * (0.75 + self_.runtime.random_unit() / 2));
 }
 
 /// Whether the peers that we need the relay for reach it.
@@ -314,8 +352,9 @@ Task<void> RelayClient::accept(transport::StreamPtr stream) {
   if (request && request->type() == proto::Stop::CONNECT && expected) {
     Multiaddr through = circuit_through(stream->remote_address(), stream->peer());
     // The id of the dialler is what the handshake proves, not what the relay says.
-    inbound_.admit(std::make_unique<PendingCircuit>(self_.upgrader, std::move(stream), limit_of(request->limit()),
-                                                    relay->connection->local_address(), std::move(through)));
+    inbound_.admit(std::make_unique<PendingCircuit>(self_.circuit_upgrader, std::move(stream),
+                                                    limit_of(request->limit()), relay->connection->local_address(),
+                                                    std::move(through)));
     co_return;
   }
   if (!request && request.error() != cohive::Errc::malformed) co_return;

@@ -40,6 +40,12 @@ class RelayClient {
     Subscription protection;
   };
 
+  /// A relay that our user named and that could not be dialled.
+  struct Unreached {
+    int failures = 0;
+    TimePoint next{};  ///< when it is dialled again
+  };
+
   static Task<void> keep(RelayClient& client);
   static Task<void> renew(RelayClient& client);
   static Task<void> fill(RelayClient& client);
@@ -52,7 +58,10 @@ class RelayClient {
   std::vector<Multiaddr> addresses_through(const ConnectionEntry& relay, const proto::RelayReservation& granted) const;
   void drop(const PeerId& relay);
   void consider(const PeerId& peer);
-  TimePoint next_renewal() const;
+  std::vector<Multiaddr> trusted_to_dial();
+  void note_dial(const Multiaddr& trusted, const Result<PeerId>& dialled);
+  Duration retry_pause() const;
+  TimePoint next_turn() const;
   bool lacking() const { return reservations_.size() < need_.count; }
   bool serves_family(const PeerId& relay) const;
   Task<void> accept(transport::StreamPtr stream);
@@ -66,6 +75,7 @@ class RelayClient {
   OwnAddresses& own_;
   RelayNeed need_;
   std::map<PeerId, Reservation> reservations_;
+  std::map<Multiaddr, Unreached> unreached_;
   std::map<PeerId, TimePoint> refused_;  ///< relays that were no help, and until when they are left alone
   Duration walk_pause_;                  ///< after the next walk through peer routing for relays; doubled with each
   TimePoint next_walk_;

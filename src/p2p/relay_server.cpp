@@ -12,7 +12,6 @@ namespace {
 
 constexpr Duration kHopTimeout = 10s;
 constexpr Duration kStopTimeout = 15s;  // for the target to take a circuit; the dialler waits for a minute at most
-constexpr Duration kStall = 1min;       // one end takes nothing from us
 constexpr std::size_t kMaxAsking = 64;  // requests of one peer that are being read: a round may begin with as many
 constexpr int kMaxAddressesGranted = 8;
 // A peer renews once in an hour, and comes back after a lost connection. It dials through us much more often.
@@ -280,7 +279,8 @@ Task<void> RelayServer::pump(RelayServer& relay, transport::Stream& from, transp
     // At the limit both ends are told: a half that merely ended would leave calls hanging.
     if (!bytes || (limited && bytes->size() > left)) break;
     left -= bytes->size();
-    auto sent = co_await to.write(ByteView(bytes->data(), bytes->size()), circuit.end.min(runtime.after(kStall)));
+    const Deadline limit = circuit.end.min(runtime.after(kCircuitStall));
+    auto sent = co_await to.write(ByteView(bytes->data(), bytes->size()), limit);
     if (!sent) break;
     circuit.used = runtime.now();
     relay.self_.metrics.relay_bytes.increment(static_cast<double>(bytes->size()));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "circuit_message.hpp"
 #include "cohive/core/log.hpp"
 
 namespace cohive::p2p {
@@ -23,6 +24,12 @@ void fit(HostOptions& options, const transport::Transports& transports) {
   options.low_water = std::min(options.low_water, options.high_water);
 }
 
+/// A pong comes behind all that waits in the relay for the other end of a circuit.
+transport::TransportOptions for_circuits(transport::TransportOptions options) {
+  options.keepalive_timeout = std::max(options.keepalive_timeout, kCircuitStall);
+  return options;
+}
+
 }  // namespace
 
 Self::Self(Runtime& loop, KeyPair key, HostOptions opts, const std::vector<transport::MakeTransport>& make_transports)
@@ -32,6 +39,7 @@ Self::Self(Runtime& loop, KeyPair key, HostOptions opts, const std::vector<trans
       options(std::move(opts)),
       memory(options.memory_budget > 0 ? options.memory_budget : default_memory_budget()),
       upgrader(runtime, identity, options.transport, memory),
+      circuit_upgrader(upgrader.with_options(for_circuits(options.transport))),
       metrics(runtime.metrics()),
       reputation(runtime, metrics) {
   for (const auto& make : make_transports) transports.push_back(make(upgrader));

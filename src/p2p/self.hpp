@@ -21,8 +21,9 @@ struct Self {
   KeyPair identity;
   PeerId id;
   HostOptions options;
-  MemoryBudget memory;           ///< of all that peers fill
-  transport::Upgrader upgrader;  ///< of all connections of the host
+  MemoryBudget memory;                   ///< of all that peers fill
+  transport::Upgrader upgrader;          ///< of all direct connections of the host
+  transport::Upgrader circuit_upgrader;  ///< of those through relays
   transport::Transports transports;
   HostMetrics metrics;
   Reputation reputation;

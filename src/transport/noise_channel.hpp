@@ -23,6 +23,7 @@ class NoiseChannel final : public SecureChannel {
 
   Task<Result<Slice>> receive() override;
   void place_with(Place place) override { place_ = std::move(place); }
+  bool encrypts() const noexcept override { return seal_.has_value(); }
   void append(std::span<const ByteView> parts) override;
 
  private:

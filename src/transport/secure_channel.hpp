@@ -28,6 +28,8 @@ class SecureChannel {
   /// Decrypted bytes to hand out again first.
   void unread(Slice bytes) { unread_ = std::move(bytes); }
 
+  /// Tells whether it has keys, which wear out.
+  virtual bool encrypts() const noexcept = 0;
   /// Encrypts the parts (at most kMaxAppend bytes together) behind what is queued. Never waits.
   virtual void append(std::span<const ByteView> parts) = 0;
   static constexpr std::size_t kMaxAppend = 65519;  ///< what one record of Noise carries

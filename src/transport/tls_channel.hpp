@@ -49,6 +49,7 @@ class TlsChannel final : public SecureChannel {
                                      Deadline deadline);
 
   Task<Result<Slice>> receive() override;
+  bool encrypts() const noexcept override { return true; }
   void append(std::span<const ByteView> parts) override;
 
  private:

@@ -313,8 +313,10 @@ std::uint64_t YamuxConnection::receive_quota() const {
   return for_streams(channel_->raw().receive_quota(), kReserve);
 }
 
-/// A connection that ends early, while no stream is open, disturbs no caller.
+/// A connection that ends early, while no stream is open, disturbs no caller. One without keys is carried by others,
+/// which renew theirs.
 bool YamuxConnection::keys_are_worn() const {
+  if (!channel_->encrypts()) return false;
   const std::uint64_t most = std::max(channel_->bytes_in(), channel_->bytes_out());
   return most >= options_->max_key_bytes || (most >= options_->max_key_bytes / 2 && open_streams() == 0);
 }
@@ -331,8 +333,8 @@ void YamuxConnection::check_alive() {
   const TimePoint now = runtime_.now();
   if (keys_are_worn()) return close(Error(cohive::Errc::closed, peer_, "a new connection gets new keys"));
   if (std::exchange(probing_, false)) {
-    // Behind much data a pong may take longer; a peer that sends anything is alive. Under a cap the ping may not have
-    // left.
+    // Behind much data a pong may take longer; a peer that sends anything is alive. Under a cap or in a circuit the
+    // ping may not have left.
     const bool may_wait = channel_->raw().has_own_write_timeout() && channel_->queued() > 0;
     if (ping_open_ && last_received_ <= ping_sent_ && !may_wait) return close(Error(Errc::keepalive_timeout, peer_));
   } else {

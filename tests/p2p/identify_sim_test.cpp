@@ -183,6 +183,37 @@ TEST_F(Identification, PushesThatSwitchRoutingOnAndOffCostOneQueryAtATime) {
   EXPECT_EQ(most, 1u);
 }
 
+// ---- What a host signs
+
+/// The record in what a host answers.
+Task<Result<PeerRecord>> ask_for_record(Host& asker, PeerId peer) {
+  const Deadline deadline = asker.runtime().after(5s);
+  auto stream = co_await asker.open_stream(peer, kIdentifyProtocol, deadline);
+  if (!stream) co_return stream.error();
+  const auto message = co_await read_identify(**stream, deadline);
+  if (!message) co_return message.error();
+  co_return open_signed_peer_record(as_bytes(message->signed_peer_record()));
+}
+
+/// Peers ignore a record whose number is not higher than that of the one that they have.
+TEST(SignedRecord, NumbersRiseThoughTheClockIsSetBack) {
+  Swarm swarm;
+  Host& host = swarm.add_host_at("192.168.1.5", {.autonat = false, .observed_confirmations = 1});
+  std::vector<PeerRecord> records;
+  for (const std::string network : {"8.8.4.", "7.7.7."}) {
+    swarm.fabric().set_nat("192.168.1.5", network + "1");
+    Host& peer = swarm.add_host_at(network + "9");
+    ASSERT_TRUE(swarm.run(host.connect(address_of(peer), swarm.after(10s))));
+    swarm.pass(1s);
+    const auto record = swarm.run(ask_for_record(peer, host.id()));
+    ASSERT_TRUE(record) << record.error();
+    records.push_back(*record);
+    swarm.runtime().shift_wall_clock(-1h);
+  }
+  EXPECT_NE(records[0].addresses, records[1].addresses);
+  EXPECT_GT(records[1].sequence, records[0].sequence);
+}
+
 // ---- Services of which one peer may want too much
 
 struct Services : Identification {

@@ -8,6 +8,7 @@
 #include "p2p/autonat_client.hpp"
 #include "p2p/identify.hpp"
 #include "strangers.hpp"
+#include "transport/detail/forwarding_network.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -245,6 +246,60 @@ TEST_F(Reaching, AHostThatMovesToWhereFewerSeeItFindsOutAgain) {
   swarm.pass(5min);
   EXPECT_EQ(host.reachability(), Reachability::private_);
   EXPECT_THAT(host.addresses(), Not(Contains(parsed("/ip4/8.8.4.4/tcp/4001"))));
+}
+
+/// A machine whose interface has another address at each place. The simulated one keeps its own below.
+class Laptop final : public transport::ForwardingNetwork {
+ public:
+  using ForwardingNetwork::ForwardingNetwork;
+  Result<std::unique_ptr<transport::Listener>> listen(const Multiaddr& address) override {
+    auto listener = ForwardingNetwork::listen(address);
+    if (!listener) return listener.error();
+    return std::unique_ptr<transport::Listener>(std::make_unique<Socket>(std::move(*listener), interface));
+  }
+  Multiaddr interface;
+
+ private:
+  class Socket final : public transport::Listener {
+   public:
+    Socket(std::unique_ptr<transport::Listener> below, const Multiaddr& at) : below_(std::move(below)), at_(at) {}
+    Task<Result<std::unique_ptr<transport::RawConnection>>> accept() override { return below_->accept(); }
+    const Multiaddr& address() const override { return below_->address(); }
+    std::vector<Multiaddr> dialable_addresses() const override { return {at_}; }
+    void close() noexcept override { below_->close(); }
+
+   private:
+    std::unique_ptr<transport::Listener> below_;
+    const Multiaddr& at_;
+  };
+};
+
+TEST_F(Reaching, AHostThatMovesAwayFromItsTranslatorNeedsNoRelaysAnyMore) {
+  Host& hub = outside(1, {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}});
+  const auto machine = swarm.fabric().add_machine("192.168.1.5");
+  Laptop laptop(*machine);
+  HostOptions options{.listen = {parsed("/ip4/192.168.1.5/tcp/4001")}};
+  options.transport.plaintext = true;
+  Host host(laptop, nobody(1), options);
+  const auto move = [&](const std::string& interface, const std::string& seen_at) {
+    laptop.interface = parsed("/ip4/" + interface + "/tcp/4001");
+    swarm.fabric().set_nat("192.168.1.5", seen_at, true);
+    host.disconnect(hub.id());
+    swarm.pass(5s);
+    join(host, hub);
+    swarm.pass(5min);
+    EXPECT_EQ(host.reachability(), Reachability::public_) << seen_at;
+  };
+  laptop.interface = parsed("/ip4/192.168.1.5/tcp/4001");
+  host.start().value();
+  move("192.168.1.5", "8.8.4.4");
+  EXPECT_EQ(host.relays().size(), 1u);
+  move("192.168.1.5", "6.6.6.6");
+  EXPECT_EQ(host.relays().size(), 1u) << "the next translator may let in nobody else either";
+  move("7.7.7.7", "7.7.7.7");
+  EXPECT_TRUE(host.relays().empty());
+  move("192.168.1.5", "8.8.4.4");
+  EXPECT_EQ(host.relays().size(), 1u);
 }
 
 TEST(Verdicts, OneSuccessOutweighsTwoFailuresAndNotThree) {

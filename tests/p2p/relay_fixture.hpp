@@ -28,8 +28,8 @@ inline Task<void> echo_whole(StreamPtr stream) {
 }
 
 /// Sends `size` bytes and takes them back.
-inline Task<Result<>> call(Host& from, PeerId to, std::size_t size) {
-  const Deadline deadline = from.runtime().after(1min);
+inline Task<Result<>> call(Host& from, PeerId to, std::size_t size, Duration patience = 1min) {
+  const Deadline deadline = from.runtime().after(patience);
   auto stream = co_await from.open_stream(to, kEcho, deadline);
   if (!stream) co_return stream.error();
   const Bytes sent(size, 7);

@@ -105,6 +105,40 @@ TEST_F(Relay, ALostRelayIsReplacedWithinTenSeconds) {
   EXPECT_TRUE(swarm.run(dialler.connect(through(kept, hidden), swarm.after(10s))));
 }
 
+/// Hosts of a relay that is away for an hour neither flood its machine and the name servers, nor find it late.
+TEST_F(Relay, ANamedRelayThatIsDownIsDialledLessAndLessOften) {
+  const auto machine = swarm.fabric().add_machine("3.0.0.1"), home = swarm.fabric().add_machine("4.0.0.1");
+  NotingNetwork noting(*home);
+  HostOptions relaying{.listen = {parsed("/ip4/3.0.0.1/tcp/4001")},
+                       .force_reachability = Reachability::public_,
+                       .relay_service = RelayServiceOptions{}};
+  relaying.transport.plaintext = true;
+  auto relay = std::make_unique<Host>(*machine, nobody(1), relaying);
+  relay->start().value();
+  HostOptions options{.listen = {parsed("/ip4/4.0.0.1/tcp/4001")},
+                      .force_reachability = Reachability::private_,
+                      .trusted_relays = {address_of(*relay)}};
+  options.transport.plaintext = true;
+  Host hidden(noting, nobody(2), options);
+  hidden.start().value();
+  swarm.pass(5s);
+  ASSERT_EQ(hidden.relays().size(), 1U);
+
+  const std::size_t before = noting.dialled.size();
+  relay.reset();
+  swarm.pass(10s);
+  EXPECT_TRUE(hidden.relays().empty());
+  EXPECT_GE(noting.dialled.size(), before + 3) << "it may just have restarted";
+  swarm.pass(1h);
+  EXPECT_GT(noting.dialled.size(), before + 40);
+  EXPECT_LT(noting.dialled.size(), before + 120);
+
+  relay = std::make_unique<Host>(*machine, nobody(1), relaying);
+  relay->start().value();
+  swarm.pass(80s);
+  EXPECT_EQ(hidden.relays().size(), 1U);
+}
+
 TEST_F(Relay, ReservationsAreRenewed) {
   Host& relay = add_relay("3.0.0.1", {.reservation = 5min});
   Host& hidden = add_hidden({&relay});
@@ -257,6 +291,26 @@ TEST_F(Relay, AMessageThatTheRelayWouldNotCarryWholeIsRefusedBeforehand) {
   EXPECT_EQ(large.error(), cohive::Errc::limit_exceeded);
   EXPECT_LT(swarm.runtime().now() - begun, 1s);
   EXPECT_TRUE(swarm.run(call(dialler, hidden.id(), 10'000)));  // on the same circuit
+}
+
+/// Each circuit gets 8 kB/s. The relay takes what fits into its window at once, then grants credit for 128 KiB at a
+/// time.
+TEST_F(Relay, CircuitsThatShareASlowLineAreNotTakenForDead) {
+  punching = false;
+  Host& relay = add_relay("3.0.0.1");
+  Host& hidden = add_hidden({&relay});
+  swarm.pass(5s);
+  std::vector<Task<Result<>>> calls;
+  for (int i = 1; i <= 12; ++i) {
+    Host& dialler = swarm.add_host_at("4.0.0." + std::to_string(i));
+    ASSERT_TRUE(swarm.run(dialler.connect(through(relay, hidden), swarm.after(10s))));
+    for (int part = 0; part < 4; ++part) calls.push_back(call(dialler, hidden.id(), 256 * 1024, 10min));
+  }
+  swarm.pass(1s);
+  swarm.fabric().set_line("192.168.7.1", {.upload = 0, .download = 100'000});
+  for (const auto& answer : swarm.run(when_all(swarm.runtime(), std::move(calls))))
+    EXPECT_TRUE(answer) << answer.error();
+  EXPECT_GT(counted(swarm, "cohive_p2p_relay_bytes_total"), 24U << 20) << "in both directions";
 }
 
 TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {

@@ -39,10 +39,12 @@ inline KeyPair peer_key() {
 class YamuxPeer : public ::testing::Test {
  protected:
   void start(Role role = Role::responder, TransportOptions options = {},
-             std::shared_ptr<const MemoryBudget::Account> account = nullptr) {
-    connection_ = std::make_unique<YamuxConnection>(
-        runtime_, std::make_unique<NoiseChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes()), role,
-        peer_key().peer_id(), "plaintext", std::make_shared<const TransportOptions>(options), std::move(account));
+             std::shared_ptr<const MemoryBudget::Account> account = nullptr,
+             std::unique_ptr<SecureChannel> channel = nullptr) {
+    if (!channel) channel = std::make_unique<NoiseChannel>(runtime_, wire_.our_end(), std::nullopt, Bytes());
+    connection_ =
+        std::make_unique<YamuxConnection>(runtime_, std::move(channel), role, peer_key().peer_id(), "plaintext",
+                                          std::make_shared<const TransportOptions>(options), std::move(account));
     runtime_.run_ready();
     EXPECT_EQ(frames(), (std::vector<Frame>{{kPing, kSyn, 0, 1, {}}})) << "a ping measures the round trip at once";
   }

@@ -1,5 +1,6 @@
 // The yamux rules for streams, seen by a peer that speaks single frames: what we send, how much we accept, how streams
 // end.
+#include <algorithm>
 #include <set>
 
 #include "cohive/transport/multistream.hpp"
@@ -497,8 +498,27 @@ TEST_F(Yamux, FramesOfForgottenStreamsAreSkipped) {
   EXPECT_EQ(frames().back(), (Frame{kPing, kAck, 0, 5, {}}));
 }
 
+/// A channel that claims to encrypt, and passes all bytes as they are: the test's peer speaks plain frames.
+class PretendingChannel final : public SecureChannel {
+ public:
+  using SecureChannel::SecureChannel;
+  Task<Result<Slice>> receive() override {
+    Slice slice = Slice::uninitialised(kReadTurn);
+    auto count = co_await raw_->read_some({slice.mutable_data(), slice.size()});
+    if (!count) co_return count.error();
+    bytes_in_ += *count;
+    co_return slice.sub(0, *count);
+  }
+  bool encrypts() const noexcept override { return true; }
+  void append(std::span<const ByteView> parts) override {
+    for (const ByteView part : parts) std::ranges::copy(part, extend(part.size()));
+  }
+};
+
+const TransportOptions kShortKeys{.keepalive_interval = 2s, .keepalive_timeout = 1s, .max_key_bytes = 100'000};
+
 TEST_F(Yamux, AConnectionWhoseKeysAreWornEnds) {
-  start(Role::responder, {.keepalive_interval = 2s, .keepalive_timeout = 1s, .max_key_bytes = 100'000});
+  start(Role::responder, kShortKeys, nullptr, std::make_unique<PretendingChannel>(wire_.our_end()));
   send(kPing, kAck, 0, 1);
   send_data(1, Bytes(60'000), kSyn);
   auto stream = accept();
@@ -511,13 +531,23 @@ TEST_F(Yamux, AConnectionWhoseKeysAreWornEnds) {
 }
 
 TEST_F(Yamux, AConnectionWhoseKeysAreHalfWornEndsWhenNoStreamIsOpen) {
-  start(Role::responder, {.keepalive_interval = 2s, .keepalive_timeout = 1s, .max_key_bytes = 100'000});
+  start(Role::responder, kShortKeys, nullptr, std::make_unique<PretendingChannel>(wire_.our_end()));
   send(kPing, kAck, 0, 1);
   send_data(1, Bytes(60'000), kSyn);
   send(kWindow, kRst, 1, 0);
   runtime_.run_for(1500ms);
   EXPECT_TRUE(connection_->closed()) << "nothing is lost";
   EXPECT_EQ(connection_->close_reason(), cohive::Errc::closed);
+}
+
+/// The connections that carry a bundle renew their keys by themselves.
+TEST_F(Yamux, AConnectionWithoutKeysGoesOnHoweverMuchItCarries) {
+  start(Role::responder, kShortKeys);
+  send(kPing, kAck, 0, 1);
+  send_data(1, Bytes(150'000), kSyn);
+  send(kWindow, kRst, 1, 0);
+  runtime_.run_for(1500ms);
+  EXPECT_FALSE(connection_->closed());
 }
 
 TEST_F(Yamux, DataBeyondTheWindowOfTheStreamThatTheyOpenAreAViolation) {

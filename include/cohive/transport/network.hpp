@@ -37,8 +37,8 @@ class RawConnection {
   virtual const Multiaddr& local_address() const = 0;
   /// The same of the other side.
   virtual const Multiaddr& remote_address() const = 0;
-  /// True when writes wait for their turn under a bandwidth cap, for as long as it takes, and notice by themselves
-  /// when the network takes nothing.
+  /// True when writes wait for their turn, under a bandwidth cap or in a relay, for as long as it takes, and notice by
+  /// themselves when the network takes nothing.
   virtual bool has_own_write_timeout() const { return false; }
   /// Bytes written that the other machine has not acknowledged yet.
   virtual std::size_t undelivered() const { return 0; }

@@ -50,6 +50,7 @@ struct Trainer : SimulatedNode {
   bool newcomer = false;
   std::optional<std::uint64_t> joined_at{};  // epoch of the run when it began
   std::optional<std::uint64_t> in_at{};      // epoch of its first gradient round
+  std::size_t rounds = 0, members = 0;       // of the second half
   TimePoint began{};
   Duration waited{};
   std::unique_ptr<TaskGroup> tasks;
@@ -81,6 +82,7 @@ class SimulatedSwarm final : public TrainSwarm {
     tasks_.spawn(replace(*this), "replacements");
     tasks_.spawn(put_to_sleep(*this), "sleep");
     for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
+      is_second_half_ = second > to_seconds(scenario_.duration) / 2;
       runtime_.run_for(1s);
       const std::uint64_t latest = epoch();
       if (latest > std::exchange(report_.epochs, latest)) entered_ = second + 1;
@@ -105,6 +107,12 @@ class SimulatedSwarm final : public TrainSwarm {
     return {strangers_.back().host.get(), initial_peers(nullptr).front()};
   }
   void spawn(Task<void> task) override { tasks_.spawn(std::move(task), "mischief"); }
+  void add(std::size_t newcomers) override {
+    for (std::size_t i = 0; i < newcomers; ++i) {
+      const auto trainer = add_newcomer();
+      trainer->tasks->spawn(train(*this, trainer), "newcomer");
+    }
+  }
   void split(bool apart) override {
     if (!apart) return fabric_.heal();
     std::set<std::string> sides[2];
@@ -178,6 +186,12 @@ class SimulatedSwarm final : public TrainSwarm {
         options);
     trainer->tasks = std::make_unique<TaskGroup>(runtime_, "trainer");
     return trainer;
+  }
+
+  std::shared_ptr<Trainer> add_newcomer() {
+    trainers_.push_back(make_trainer());
+    trainers_.back()->newcomer = true;
+    return trainers_.back();
   }
 
   static Task<void> arrive(SimulatedSwarm& self) {
@@ -317,6 +331,7 @@ class SimulatedSwarm final : public TrainSwarm {
       const std::size_t group = std::max(report.grad_group, local_updates_ ? report.state_group : 0);
       ++rounds_;
       members_ += group;
+      if (is_second_half_) ++trainer.rounds, trainer.members += group;
       if (!trainer.in_at) trainer.in_at = report.epoch;
       auto& largest = groups_[report.epoch];
       largest = std::max(largest, group);
@@ -385,6 +400,11 @@ class SimulatedSwarm final : public TrainSwarm {
     for (std::uint64_t number = 1; number < report_.epochs; ++number)
       if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;
     report_.mean_group = rounds_ ? static_cast<double>(members_) / static_cast<double>(rounds_) : 0;
+    for (const auto& trainer : trainers_) {
+      const double mean = static_cast<double>(trainer->members) / std::max(1.0, static_cast<double>(trainer->rounds));
+      if (!trainer->run || trainer->rounds == 0) continue;
+      report_.least_group = report_.least_group > 0 ? std::min(report_.least_group, mean) : mean;
+    }
     report_.bytes_per_peer_second = static_cast<double>(fabric_.bytes_carried()) /
                                     static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
     std::vector<std::span<float>> last;
@@ -513,6 +533,7 @@ class SimulatedSwarm final : public TrainSwarm {
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
   std::vector<double> samples_errors_;
+  bool is_second_half_ = false;
   double entered_ = 0;  // the epoch in progress, in seconds from the beginning
   TrainScenarioReport report_;
   TaskGroup tasks_;
@@ -522,20 +543,20 @@ class SimulatedSwarm final : public TrainSwarm {
 
 std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
   return out << log::format(
-             "{} epochs ({} alone), groups of {:.1f}, {:.0f} B/s per peer (DHT {:.0f}, shards {:.0f}, busiest {:.0f}), "
-             "samples "
-             "{:.1f} % off at most for 95 of 100, waiting {:.2f} %, loss {:.3e} (one process "
+             "{} epochs ({} alone), groups of {:.1f} ({:.1f} at least), {:.0f} B/s per peer (DHT {:.0f}, shards "
+             "{:.0f}, "
+             "busiest {:.0f}), samples {:.1f} % off at most for 95 of 100, waiting {:.2f} %, loss {:.3e} (one process "
              "{:.3e}, "
              "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} "
              "offences, {:.2f} % apart, loss {:.4g} after a round ({:.4g} in one group), "
              "{} bytes held "
              "({} hosts over budget), {:.1f} s",
-             report.epochs, report.epochs_alone, report.mean_group, report.bytes_per_peer_second, report.dht_bytes,
-             report.shard_bytes, report.shard_bytes_busiest, 100 * report.samples_error, 100 * report.waiting,
-             report.last_loss, report.loss_of_one, report.first_loss, report.astray, report.spread, report.newcomers,
-             report.newcomers_late, report.downloads, report.followed, report.offences, 100 * report.apart,
-             report.loss_after_round, report.loss_of_one_group, report.most_held, report.over_budget,
-             report.real_seconds);
+             report.epochs, report.epochs_alone, report.mean_group, report.least_group, report.bytes_per_peer_second,
+             report.dht_bytes, report.shard_bytes, report.shard_bytes_busiest, 100 * report.samples_error,
+             100 * report.waiting, report.last_loss, report.loss_of_one, report.first_loss, report.astray,
+             report.spread, report.newcomers, report.newcomers_late, report.downloads, report.followed, report.offences,
+             100 * report.apart, report.loss_after_round, report.loss_of_one_group, report.most_held,
+             report.over_budget, report.real_seconds);
 }
 
 TrainScenario small_training() {

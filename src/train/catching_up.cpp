@@ -125,6 +125,13 @@ Task<bool> CatchingUp::join() {
   std::optional<bool> same;
   if (newcomer && epoch == run_.counts.epoch()) same = co_await holds_what_others_hold();
   if (!newcomer || same == true) {
+    if (!others.empty() && epoch + kLead < run_.counts.epoch())
+      log::warn(
+          "train",
+          "others report for run {}, at epoch {} at most, and this peer goes on from epoch {}: those that have "
+          "averaged with one another do not take its state. Start all of them from the newest checkpoint, or this "
+          "one without",
+          run_.options.run_id, epoch, run_.counts.epoch());
     has_joined();
     co_return false;
   }

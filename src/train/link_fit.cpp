@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "cohive/codec/codec.hpp"
 #include "cohive/core/log.hpp"
@@ -33,6 +34,7 @@ constexpr double kMostOfLink = 2, kMostOverhead = 2;  // times and seconds: see 
 constexpr double kStateBits = 96;                     // of each parameter, its anchor and its momentum
 constexpr double kDonors = 3;                         // that a state comes from, where there are so many
 constexpr double kDownloadInRounds = 0.75;            // rounds that a newcomer's download of it lasts at least
+constexpr double kQuickDownload = 0.05;               // rounds that it lasts on a link that carries full precision
 constexpr double kOwnLink = 0.6;  // of the exchange: what the own link takes at its best is most of it
 
 double bits_of(const codec::Compression& compression) {
@@ -138,12 +140,14 @@ RoundWish LinkFit::wish() const {
 
 void LinkFit::restored() {
   if (fits_target_ && kept_ >= 1 && kept_ <= kMostSamples) target_ = kept_;
-  wish_ = {};
-  seen_.clear();
+  // What was seen of the own link and the own steps holds for any rounds.
+  if (!seen_.empty()) wish_ = {target(), wish_.few_bits};
 }
 
 void LinkFit::downloaded(double seconds, double round) {
-  if (!fits_target_ || !(round > 0) || seconds <= round) return;
+  if (!(round > 0)) return;
+  if (seen_.empty() && seconds < kQuickDownload * round) wish_ = {target(), false};
+  if (!fits_target_ || seconds <= round) return;
   wish_ = {target() * std::min(seconds / round * kNear, kMostBeyondMiddle), true};
   if (seconds <= kRoundsOfDownload * round) return;
   log::warn("train",
@@ -154,11 +158,15 @@ void LinkFit::downloaded(double seconds, double round) {
 
 void LinkFit::round_ended(const SeenRound& seen, std::vector<RoundWish> wishes) {
   const double target_then = target();
+  const bool known = wish_.target > 0;
   of_parameters_ = seen.parameters;
   note(seen);
   agree(seen, std::move(wishes));
-  wish_ = {};
-  if (!seen.whole || seen_.empty()) return;
+  const bool few_bits = std::exchange(wish_, {}).few_bits;
+  if (!seen.whole || seen_.empty()) {
+    if (known && !few_bits) wish_ = {target(), false};
+    return;
+  }
   make_wish(seen, target_then);
   tell(seen, target_then);
 }

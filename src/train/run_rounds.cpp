@@ -16,6 +16,7 @@ namespace {
 constexpr int kDividedLead = 2;           // times the matchmaking time
 constexpr Duration kPollInterval = 1s;    // at the progress of the run, while a member waits
 constexpr std::size_t kFewTrainers = 32;  // all of whom a newcomer knows soon
+constexpr std::uint64_t kLookAround = 8;  // epochs from one round for all in sight to the next
 constexpr double kMajority = 0.5;         // more of the other members of a group
 }  // namespace
 
@@ -44,15 +45,22 @@ Duration RunRounds::search_time(const GlobalProgress& global) const {
   return run_.options.matchmaking_time * (divided ? kDividedLead : 1);
 }
 
-/// A newcomer, which knows few trainers yet, looks where the others do: it counts all that it sees.
-std::size_t RunRounds::bits_for(const Scheduled& scheduled, std::size_t expected) const {
-  if (scheduled.is_new()) expected = std::max(expected, run_.tracker.snapshot().in_sight);
-  return scheduled.bits_for(expected, run_.options.target_group_size);
+/// Whether a round is for all trainers in sight: that of a newcomer, which knows few yet, and one in eight of all
+/// others. So many newcomers may have come at once that these make groups of their own, and those that were there would
+/// never meet them.
+bool RunRounds::looks_at_all(const Scheduled& scheduled) const {
+  return scheduled.is_new() || run_.counts.epoch() % kLookAround == 0;
 }
 
-/// A newcomer to a divided run that led a group would begin with the few that it knows.
+std::size_t RunRounds::bits_for(const Scheduled& scheduled, std::size_t expected) const {
+  const bool all = looks_at_all(scheduled);
+  if (all) expected = std::max(expected, run_.tracker.snapshot().in_sight);
+  return scheduled.bits_for(expected, run_.options.target_group_size, all);
+}
+
+/// A leader that knows few of those in sight would begin with them.
 std::size_t RunRounds::members_for(const Scheduled& scheduled, std::size_t expected) const {
-  const bool sees_more = scheduled.is_new() && bits_for(scheduled, expected) > 0;
+  const bool sees_more = looks_at_all(scheduled) && bits_for(scheduled, expected) > 0;
   return sees_more ? std::max(expected, run_.tracker.snapshot().in_sight) : expected;
 }
 

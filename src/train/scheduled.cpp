@@ -60,10 +60,10 @@ std::size_t bits_of(std::size_t expected, std::size_t group) {
 /// have missed them for another reason. A member of a
 /// group that is small by chance does not make fewer: it would look for groups where few others do, and stay there. Nor
 /// do some that meet apart from the others, as at the beginning, when they know few: all that they have met counts.
-std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group) const {
+std::size_t Scheduled::bits_for(std::size_t expected, std::size_t group, bool all) const {
   constexpr std::size_t kLostMembers = 2;  // times as many as were met, for trainers that missed the round
   if (!exchange_->is_divided()) return 0;
-  if (!is_new()) expected = std::min(expected, kLostMembers * std::max(known_, *std::ranges::max_element(met_)));
+  if (!all) expected = std::min(expected, kLostMembers * std::max(known_, *std::ranges::max_element(met_)));
   const std::size_t bits = bits_of(expected, group);
   const auto widths = static_cast<std::size_t>(std::bit_width(bits)) + 1;  // bits, half of them, and so on, and none
   return bits >> (misses_ % 2 == 0 ? misses_ / 2 % widths : 0);
@@ -86,6 +86,7 @@ void Scheduled::count_group(const std::vector<averaging::Member>& members) {
 void Scheduled::ended(const averaging::RoundReport* report, bool found) {
   if (report) count_group(report->group);
   if (!found) return count_group({});
+  // A round without a member that was killed says too little of one with it, or with what replaces it.
   if (report && report->lost_senders.empty() && report->failed_reducers.empty())
     pace_.observe(*report);
   else if (pace_.limits().sender.value_or(Duration::max()) > exchange_->patience())  // else it waits long enough

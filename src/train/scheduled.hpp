@@ -47,7 +47,8 @@ class Scheduled {
 
   /// Returns the bits of a round among so many trainers, which is divided among 2^n groups.
   /// \param group  wanted size of a group; 0: one of all
-  std::size_t bits_for(std::size_t expected, std::size_t group) const;
+  /// \param all    whatever the last groups let expect
+  std::size_t bits_for(std::size_t expected, std::size_t group, bool all) const;
   /// Tells whether the last round that began was divided.
   bool is_divided() const noexcept { return group_bits_ > 0; }
   /// Tells whether too few groups were met to know the trainers.

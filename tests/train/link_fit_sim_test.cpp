@@ -189,6 +189,39 @@ TEST(LinkFit, HostileMembersGetRoundsOfTenToFiveHundredSteps) {
   }
 }
 
+/// Whoever joins has measured nothing but its download: where that was quick, the run stays in full precision.
+TEST(LinkFit, NewcomersWithAFastLinkDoNotHaveAllSendInFewBits) {
+  LinkFit fit(fitted_options());
+  fit.count(8);
+  EXPECT_TRUE(fit.wish().few_bits);
+  fit.restored();
+  fit.downloaded(1, 40);
+  EXPECT_FALSE(fit.wish().few_bits);
+  SeenRound seen = seen_round();
+  seen.whole = false;
+  seen.few_bits = false;
+  fit.round_ended(seen, wishes({4000, 4000}));
+  EXPECT_FALSE(fit.wish().few_bits) << "also behind the rest of a round";
+  LinkFit slow(fitted_options());
+  slow.count(8);
+  slow.restored();
+  slow.downloaded(10, 40);
+  EXPECT_TRUE(slow.wish().few_bits);
+}
+
+TEST(LinkFit, MeasuresNothingAnewAfterADownload) {
+  LinkFit fit(fitted_options());
+  fit.count(8);
+  SeenRound seen = seen_round();
+  seen.few_bits = false;
+  for (int i = 0; i < 3; ++i) fit.round_ended(seen, wishes({4000, 4000}));
+  const bool before = fit.wish().few_bits;
+  fit.kept()[0] = 4000;
+  fit.restored();
+  EXPECT_EQ(fit.wish().few_bits, before);
+  EXPECT_FALSE(before);
+}
+
 TEST(LinkFit, WishesWhatHidesTheExchange) {
   LinkFit fit(fitted_options());
   fit.count(8);

@@ -97,6 +97,22 @@ TEST(TrainingRun, TakesNewcomersIntoItsGroups) {
   EXPECT_LT(report.mean_group, 12) << "several groups";
 }
 
+/// Seven times as many as began the run come at once, and make groups of their own.
+TEST(TrainingRun, MeetsAWaveOfNewcomers) {
+  auto scenario = small_training();
+  scenario.trainers = 4;
+  scenario.batches_per_epoch = 64;
+  scenario.duration = 5min;
+  scenario.tune = [](RunOptions& options) { options.target_group_size = 8; };
+  scenario.each_second = [](TrainSwarm& swarm, double second) {
+    if (second == 60) swarm.add(28);
+  };
+  const auto report = run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GT(report.mean_group, 5);
+  EXPECT_GT(report.least_group, 5) << "founders meet the newcomers";
+}
+
 TEST(TrainingRun, IsDividedIntoGroupsAboutAsLargeAsWanted) {
   auto scenario = small_training();
   scenario.trainers = 34;

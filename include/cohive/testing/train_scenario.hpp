@@ -53,6 +53,7 @@ struct TrainScenarioReport {
   double epochs_per_hour = 0;        ///< of simulated time, by the epochs that have ended
   std::size_t epochs_alone = 0;      ///< that no two trainers averaged
   double mean_group = 0;             ///< members of a gradient round
+  double least_group = 0;            ///< the same in the second half, of the trainer whose groups were smallest
   double bytes_per_peer_second = 0;  ///< sent on the wire, everything included
   double dht_bytes = 0;              ///< of these, of the DHT's calls: without what carries them
   double shard_bytes = 0;            ///< of these, of calls for progress in shards: the same
@@ -90,6 +91,8 @@ class TrainSwarm {
   virtual ~TrainSwarm() = default;
   /// Returns how many trainers there are now.
   virtual std::size_t size() const = 0;
+  /// Adds trainers, all at once.
+  virtual void add(std::size_t newcomers) = 0;
   /// Cuts the trainers in two halves, or joins them again.
   virtual void split(bool apart) = 0;
   /// Joins the swarm with a peer that does not train. It stays as long as the swarm.

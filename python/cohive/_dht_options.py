@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 import warnings
-from typing import Any, Dict, Optional, Sequence, Set, Tuple
+from typing import Any, Collection, Dict, Iterable, Optional, Sequence, Set, Tuple
 
 from .multiaddr import Multiaddr
 
@@ -43,18 +43,31 @@ _IDLE: Dict[str, Tuple[Any, ...]] = {
     "node_id": (None,),
 }
 _OTHER = frozenset(("no_listen", "dht_mode", "use_ipfs", "authorizer"))
+_KNOWN = _PASSED | _OWN | _OTHER | set(_IDLE)
+# With those that DHT() names itself and Optimizer does not have.
+_OF_DHT = _KNOWN | {"initial_peers", "num_workers", "record_validators"}
 _POINTLESS: Set[str] = set()  # keywords that a warning has named
+
+
+def refuse_unknown(callee: str, given: Iterable[str], known: Collection[str], place_of_dht: str = "") -> None:
+    """Raises TypeError for a keyword that is not known.
+
+    :param callee: what was called with the keywords
+    :param place_of_dht: where keywords of DHT() belong; empty: nowhere
+    """
+    for name in given:
+        if name in known:
+            continue
+        near = difflib.get_close_matches(name, sorted(known), 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        if place_of_dht and name in _OF_DHT:
+            hint = f": it is one of DHT(), and belongs {place_of_dht}"
+        raise TypeError(f"{callee}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def library_options(initial_peers: Optional[Sequence[Any]], num_workers: int, kwargs: Dict[str, Any]) -> Dict[str, Any]:
     """Options of the library for the keywords of DHT(); TypeError or ValueError for what cannot be meant."""
-    known = _PASSED | _OWN | _OTHER | set(_IDLE)
-    for name in kwargs:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            raise TypeError(
-                f"DHT() got an unexpected keyword argument {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+    refuse_unknown("DHT", kwargs, _KNOWN)
     if kwargs.get("use_ipfs"):
         raise ValueError("cohive does not speak to IPFS: give initial_peers, the addresses of a peer of your swarm")
     if kwargs.get("authorizer") is not None:

@@ -9,7 +9,7 @@ from ._strategy import HiveMindScheduler, available, make_strategy
 _imported = set(sys.modules)  # before available() imports what it looks into
 _found = sorted(available(), key=lambda package: package not in _imported)
 if not _found:
-    raise ImportError('lightning_hivemind.strategy needs Lightning 2.0 or newer: pip install "cohive[lightning]"')
+    raise ImportError("lightning_hivemind.strategy needs Lightning 2.0 or newer: pip install lightning")
 
 HivemindStrategy = make_strategy(_found[0])
 

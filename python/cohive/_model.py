@@ -576,6 +576,14 @@ class Model:
             del given
             return_memory()
 
+    def masters_as_given(self) -> Optional[List[Any]]:
+        """Returns float32 values of the model's parameters, in which copies that round to what the model has keep all
+        of their bits; None where the optimizer steps no copies."""
+        if not self.has_copies:
+            return None
+        pairs = [(one.detach().to(live.device), live) for one, live in zip(self.parameters, self.live)]
+        return [torch.where(one == live.to(one.dtype), live, one) for one, live in pairs]
+
     def take_parameters(self, masters: Optional[Sequence[Any]]) -> None:
         """Has the library train on from the model's parameters, or from float32 copies of them."""
         with torch.no_grad():

@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import logging
 import os
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple, Union
 
 from . import as_hivemind
 from ._ranks import make_ranks
@@ -15,12 +15,14 @@ from ._torch import torch
 from .distributed import LocalOptimizer
 from .joining import addresses_for_others, join_line
 from .optim import follow_epoch, steps_of
-from .optimizer import Optimizer
+from .optimizer import Optimizer, check_options
 
 logger = logging.getLogger("cohive.lightning")
 
 _DEFAULT_ADDRESSES = ["/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic"]
 _VARIABLES = ("INITIAL_PEERS", "PL_INITIAL_PEERS")
+_SET_HERE = ("dht", "batch_size_per_step", "optimizer", "params", "scheduler")  # of Optimizer
+_OF_RANKS = ("process_group", "gradients_are_reduced", "rank_timeout")  # of LocalOptimizer
 _SCHEDULED = ("lr", "momentum", "betas")  # what schedules of torch set in the groups of an optimizer
 
 
@@ -101,7 +103,8 @@ def make_strategy(package: str) -> type:
         :param reuse_grad_buffers: gradients add up in the model's ``.grad``: zero_grad is turned off
         :param initial_peers: addresses, with commas or as a list; default: those in INITIAL_PEERS or PL_INITIAL_PEERS
         :param host_maddrs: to listen on; default: all interfaces, a free port
-        :param use_ipfs: has no meaning here
+        :param use_ipfs: has no meaning here; a ValueError without initial_peers
+        :param dht_opts: more keywords of cohive.DHT: metrics_address, announce_maddrs, secret_file, max_upload, ...
         :param optimizer_kwargs: of cohive.Optimizer, as the others are
         """
 
@@ -132,8 +135,11 @@ def make_strategy(package: str) -> type:
             use_relay: bool = True,
             use_auto_relay: bool = False,
             identity_path: Optional[str] = None,
+            dht_opts: Optional[Mapping[str, Any]] = None,
             **optimizer_kwargs: Any,
         ) -> None:
+            of_optimizer = [name for name in optimizer_kwargs if name not in _OF_RANKS]
+            check_options("HivemindStrategy", of_optimizer, _SET_HERE, "in dht_opts")
             super().__init__()
             self._run_id, self._target_batch_size = run_id, target_batch_size
             self._batch_size, self._samples = batch_size, batch_size
@@ -158,20 +164,22 @@ def make_strategy(package: str) -> type:
             self._fits = False  # what is torn down is a training, and no validation before one
             self._told_of_clipping = False
             self._reported: Optional[Tuple[Any, Any]] = None  # epoch and peers
-            self._initial_peers = self._parse_peers(initial_peers)
+            self._dht_options = {
+                "initial_peers": self._parse_peers(initial_peers),
+                "start": True,
+                "host_maddrs": list(_DEFAULT_ADDRESSES) if host_maddrs is None else host_maddrs,
+                "ensure_bootstrap_success": True,
+                "wait_timeout": wait_timeout,
+                "bootstrap_timeout": bootstrap_timeout,
+                "use_relay": use_relay,
+                "use_auto_relay": use_auto_relay,
+                "identity_path": identity_path,
+                **(dht_opts or {}),
+            }
+            if use_ipfs and not self._dht_options["initial_peers"]:
+                raise ValueError("cohive does not speak to IPFS: give initial_peers, or leave use_ipfs out")
             if use_ipfs:
                 logger.warning("use_ipfs has no meaning for cohive: peers are found by the addresses in initial_peers")
-            self._dht_options = dict(
-                initial_peers=self._initial_peers,
-                start=True,
-                host_maddrs=list(_DEFAULT_ADDRESSES) if host_maddrs is None else host_maddrs,
-                ensure_bootstrap_success=True,
-                wait_timeout=wait_timeout,
-                bootstrap_timeout=bootstrap_timeout,
-                use_relay=use_relay,
-                use_auto_relay=use_auto_relay,
-                identity_path=identity_path,
-            )
             self.dht: Optional[Any] = None
             if parts["rank_zero"].rank_zero_only.rank == 0:
                 self._join()
@@ -179,7 +187,7 @@ def make_strategy(package: str) -> type:
         def _join(self) -> None:
             """Other ranks than the first one have no DHT."""
             self.dht = _api().DHT(**self._dht_options)
-            if not self._initial_peers:
+            if not self._dht_options["initial_peers"]:
                 joined = ",".join(addresses_for_others(self.dht))
                 _tell(
                     "\nOther machines can connect running the same command:\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-NEEDS = 'cohive needs torch >= 2.3 for this: pip install "cohive[torch]"'
+NEEDS = "cohive needs torch >= 2.3 for this: pip install torch"
 
 try:
     import torch as torch

@@ -1,6 +1,7 @@
 """`python -m cohive.as_hivemind script.py ...` or `-m module ...`: runs it where `import hivemind` means cohive.
 
-What cohive does not have (MoE, the daemon, hivemind's internals) is not there: importing it is an ImportError.
+What cohive does not have (MoE, the daemon, hivemind's internals) is not there: importing it is an ImportError that
+names it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _OPTIM = (
     "GradientAverager:optim PowerSGDGradientAverager:optim TrainingAverager:optim TrainingStateAverager:state_averager "
     "ProgressTracker:progress Optimizer:optimizer GradScaler:grad_scaler"
 )
+_NESTED = "nested_flatten:optim nested_pack:optim"
+_SPEED = "PerformanceEMA:progress"
+_DESCRIPTORS = "TensorDescriptor:compression"
 _LOGGING = "get_logger:_like_hivemind use_hivemind_log_handler:_like_hivemind"
 
 # module of hivemind -> NAME:MODULE of cohive
@@ -58,7 +62,8 @@ _MODULES: Dict[str, str] = {
     "hivemind.optim.power_sgd_averager": "PowerSGDGradientAverager:optim",
     "hivemind.optim.grad_scaler": "GradScaler:grad_scaler",
     "hivemind.optim.optimizer": "Optimizer:optimizer",
-    "hivemind.optim.progress_tracker": "ProgressTracker:progress",
+    "hivemind.optim.progress_tracker": "ProgressTracker:progress GlobalTrainingProgress:progress "
+    f"LocalTrainingProgress:progress {_SPEED}",
     "hivemind.optim.state_averager": "TrainingStateAverager:state_averager "
     "ZERO_GRAD_SET_TO_NONE_DEFAULT:state_averager LRSchedulerBase:state_averager",
     "hivemind.optim.training_averager": "TrainingAverager:optim",
@@ -71,14 +76,18 @@ _MODULES: Dict[str, str] = {
     "hivemind.dht.schema": "SchemaValidator:schema BytesWithPublicKey:schema conbytes:schema",
     "hivemind.dht.validation": _VALIDATION,
     "hivemind.p2p": "PeerID:peer_id P2P:_like_hivemind P2PDaemonError:_like_hivemind",
-    "hivemind.utils": f"{_TIMED} {_LOGGING} MPFuture:_like_hivemind MSGPackSerializer:_like_hivemind",
+    "hivemind.utils": f"{_TIMED} {_LOGGING} {_NESTED} {_SPEED} {_DESCRIPTORS} MPFuture:_like_hivemind "
+    "MSGPackSerializer:_like_hivemind",
     "hivemind.utils.crypto": "RSAPrivateKey:crypto RSAPublicKey:crypto PrivateKey:crypto PublicKey:crypto",
     "hivemind.utils.logging": _LOGGING,
+    "hivemind.utils.nested": _NESTED,
     "hivemind.utils.networking": "choose_ip_address:_like_hivemind log_visible_maddrs:_like_hivemind",
     "hivemind.utils.mpfuture": "MPFuture:_like_hivemind",
     "hivemind.utils.multiaddr": "Multiaddr:multiaddr",
+    "hivemind.utils.performance_ema": _SPEED,
     "hivemind.utils.serializer": "MSGPackSerializer:_like_hivemind",
     "hivemind.utils.streaming": "split_for_streaming:compression combine_from_streaming:compression",
+    "hivemind.utils.tensor_descr": _DESCRIPTORS,
     "hivemind.utils.timed_storage": _TIMED,
     "lightning_hivemind": "",
     "lightning_hivemind.strategy": "HivemindStrategy:_lightning_hivemind HiveMindScheduler:_lightning_hivemind",
@@ -117,7 +126,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name.split(".")[0] not in ("hivemind", "lightning_hivemind"):
             return None
         if name not in _MODULES:
-            raise ModuleNotFoundError(f"cohive has no {name}", name=name)
+            # Without the name: `from hivemind import X`, which looks for a module X where there is no attribute, drops
+            # an error that has it, and raises one of its own that says less.
+            raise ModuleNotFoundError(f"cohive has no {name}")
         return importlib.util.spec_from_loader(name, _Loader(), is_package=True)
 
 

@@ -17,7 +17,7 @@ from . import _events, _native
 from ._torch import torch
 from .dht import DHT
 from .optim import gradients_are_finite, makes_optimizer, parameter_groups, samples_of, zero_gradients
-from .optimizer import Optimizer
+from .optimizer import Optimizer, check_options
 
 logger = logging.getLogger("cohive.train")
 dist: Any = torch.distributed
@@ -58,7 +58,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param params: of the model; default: all
     :param batch_size_per_step: samples of a batch of this rank, where step() is not told
     :param options: of Optimizer; not reuse_grad_buffers, use_local_updates and auxiliary
-    :raises TypeError: a model of which each rank has a part, as FSDP's
+    :raises TypeError: a model of which each rank has a part, as FSDP's, or an option that Optimizer does not have
     :raises ValueError: options that contradict one another
     :raises RuntimeError: torch.distributed was not initialised, or rank 0 could not join
     """
@@ -80,6 +80,7 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._of_swarm: Optional[Optimizer] = None
         self._closed = False
         refuse_parts(model)
+        check_options("LocalOptimizer", options)
         for name in _NOT_WITH_RANKS:
             if options.get(name):
                 raise ValueError(f"several ranks that are one peer train without {name}")

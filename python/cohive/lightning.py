@@ -9,7 +9,7 @@ from ._strategy import HiveMindScheduler, available, make_strategy
 
 _found = available()
 if not _found:
-    raise ImportError('cohive.lightning needs Lightning 2.0 or newer: pip install "cohive[lightning]"')
+    raise ImportError("cohive.lightning needs Lightning 2.0 or newer: pip install lightning")
 
 HivemindStrategy = make_strategy(_found[0])
 

@@ -23,7 +23,7 @@ from typing import Any, Dict, List, Optional, Sequence, Type, Union
 from ._torch import torch
 from .compression import Uniform8BitQuantization
 from .dht import DHT
-from .optimizer import Optimizer
+from .optimizer import Optimizer, check_options
 
 __all__ = ["DiLoCo", "LocalSGD", "Manager"]
 
@@ -40,13 +40,14 @@ class Manager:
     :param dht: a DHT that was started
     :param run_id: one name per training run
     :param options: of cohive.Optimizer, as matchmaking_time, averaging_timeout, extra_tensors, load_state_compression
-    :raises TypeError: an option that LocalSGD and DiLoCo set themselves
+    :raises TypeError: an option that LocalSGD and DiLoCo set themselves, or that Optimizer does not have
     """
 
     def __init__(self, dht: DHT, run_id: str = "local_sgd", **options: Any) -> None:
         for name in options:
             if name in _SET_HERE + _SET_BY_DILOCO:
                 raise TypeError(f"LocalSGD and DiLoCo set {name} themselves")
+        check_options("Manager", options)
         self.dht, self.run_id, self.options = dht, run_id, options
         self._run: Optional[Optimizer] = None
         self._participants = 1

@@ -6,13 +6,15 @@ import contextlib
 import copy
 import ctypes
 import functools
+import inspect
 import logging
 import math
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, MutableMapping, Optional, Sequence, Tuple
 
 from . import _events, _gpu, _model, _msgpack, _native
+from ._dht_options import refuse_unknown
 from ._native import Handle, check, lib
 from ._run import Run, unless_closed
 from ._torch import torch
@@ -237,6 +239,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param bandwidth: relative speed of this peer's line; default: all are alike
     :param verified_share: of averages of others, made again
     :param clip_grad_norm: the largest norm of the averaged gradients; with use_local_updates the caller clips, not this
+    :param checkpoint_dir: a folder of this process alone, in which step() has checkpoints written in the background, as
+        save_checkpoint() writes them, when an epoch has ended and the last one is old enough. It holds none before, or
+        `resume` is set
+    :param checkpoint_every: seconds from one checkpoint to the next; 0: none is written
+    :param checkpoint_keep: checkpoints that stay in the folder, the newest ones
+    :param resume: go on from the newest whole checkpoint in the folder, if there is one, as load_checkpoint() does: the
+        model has its weights then
     :raises ValueError: options that contradict one another
     """
 
@@ -292,6 +301,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         bandwidth: Optional[float] = None,
         verified_share: float = 0.0,
         clip_grad_norm: Optional[float] = None,
+        checkpoint_dir: Optional[str] = None,
+        checkpoint_every: float = 600.0,
+        checkpoint_keep: int = 3,
+        resume: bool = False,
     ) -> None:
         client_mode = dht.client_mode if client_mode is None else client_mode
         delay_optimizer_step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
@@ -307,6 +320,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("outer_lr averages no statistics of the optimizer: leave average_opt_statistics out")
         if fit_my_link and outer_lr is None:
             raise ValueError("fit_my_link is about local steps with an outer optimizer: set outer_lr, too")
+        if resume and checkpoint_dir is None:
+            raise ValueError("resume goes on from the newest checkpoint in checkpoint_dir: set it, too")
         for name, limit in (("matchmaking_time", matchmaking_time), ("averaging_timeout", averaging_timeout)):
             if limit is None:  # with hivemind there is no limit then
                 raise ValueError(f"{name}=None: a round has a limit here; give a number of seconds, or leave it out")
@@ -387,6 +402,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             "bandwidth": bandwidth,
             "verified_share": verified_share,
             "clip_grad_norm": clip_grad_norm,
+            "checkpoint_dir": None if checkpoint_dir is None else str(checkpoint_dir),
+            "checkpoint_every": checkpoint_every,
+            "checkpoint_keep": checkpoint_keep,
+            "resume": resume,
             "native_steps": self._model.native,
             "device": self._model.device(),
             **self._codecs(grad_compression or NoCompression(), state_averaging_compression or NoCompression()),
@@ -478,7 +497,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             finally:  # a handler of a signal may have raised when it was there
                 self._run.handle = Handle(handle.value) if handle.value else None
             _events.close_at_exit(self._run)
-            self._describe()
+            if options["resume"]:
+                self._restart_schedule(self.local_epoch)
+                self._take_over()
+            else:
+                self._describe()
             self._status()
         except BaseException:  # nobody gets the trainer, which is in the run already
             self.shutdown()
@@ -555,7 +578,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> Any:
         """After each batch: counts its samples, and its gradients, which backward() has left in ``.grad``. Returns at
         once, but at the end of an epoch, or where this peer has to catch up with the others. A batch that has left no
-        gradient at all does not count, but with local updates.
+        gradient at all does not count, but with local updates, and with reuse_grad_buffers after the first batch: the
+        buffers do not show it.
 
         :param closure: computes the loss and its gradients; its result is returned
         :param batch_size: samples of this batch; default: batch_size_per_step
@@ -711,7 +735,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def state_dict(self) -> Dict[str, Any]:
         """The optimizer's, with "local_epoch" and, where it steps copies of the parameters, these as "masters". After
-        shutdown(), too."""
+        shutdown(), too. What is delayed comes into place before; where the model was loaded since the last call, its
+        parameters and the extra tensors stay as they are."""
         if self.is_alive():
             with unless_closed():
                 self._settle()
@@ -722,9 +747,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         return state
 
     def _settle(self) -> None:
-        """Waits for what is delayed, and takes it over."""
-        self._run.call(lib.cohive_trainer_settle)
+        """Waits for what is delayed, and takes it over: of a model that was changed since the last call, as by a load,
+        all but parameters and extra tensors."""
+        if self._model.was_changed():
+            masters = self._model.masters_as_given()
+            self._settle_as_given(with_parameters=True)
+            self._model.take_parameters(masters)
+        else:
+            self._run.call(lib.cohive_trainer_settle)
         self._take_over()
+
+    def _settle_as_given(self, with_parameters: bool) -> None:
+        """Waits for what is delayed, and leaves the tensors that the user has loaded as they are."""
+        with self._model.as_given(with_parameters):
+            self._run.call(lib.cohive_trainer_settle)
+        self._run.call(lib.cohive_trainer_changes, 0)
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Goes on from what state_dict() gave, here or in hivemind. The model's own parameters are loaded before.
@@ -739,9 +776,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             raise ValueError("local_epoch is a number of epochs, from 0 on")
         state["state"] = inner
         self._model.check_saved(state, masters)
-        with self._model.as_given(with_parameters=masters is None):
-            self._run.call(lib.cohive_trainer_settle)
-        self._run.call(lib.cohive_trainer_changes, 0)
+        self._settle_as_given(with_parameters=masters is None)
         settings = self._scheduled()
         self._model.load_optimizer(state)
         self._resume_schedule(settings, epoch)
@@ -881,6 +916,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def __getstate__(self) -> Any:
         return self.__reduce__()
+
+
+def check_options(callee: str, given: Iterable[str], but: Sequence[str] = (), place_of_dht: str = "there") -> None:
+    """Raises TypeError for a keyword that Optimizer does not take: before a front end hands it on, which may be with
+    the first batch.
+
+    :param callee: the front end
+    :param but: keywords that the front end sets itself
+    :param place_of_dht: where keywords of DHT() belong
+    """
+    refuse_unknown(callee, given, set(inspect.signature(Optimizer).parameters) - set(but), place_of_dht)
 
 
 def _name(optimizer: Any) -> str:

@@ -20,7 +20,7 @@ from ._torch import torch
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ImportError('cohive.transformers needs transformers: pip install "cohive[transformers]"') from error
+    raise ImportError("cohive.transformers needs transformers: pip install transformers accelerate") from error
 
 logger = logging.getLogger("cohive.transformers")
 

@@ -29,12 +29,14 @@ for name in ("hivemind.moe", "hivemind.nothing"):
         assert f"cohive has no {name}" in str(error)
     else:
         sys.exit("imported " + name)
-try:
-    from hivemind import RemoteExpert
-except ImportError:
-    pass
-else:
-    sys.exit("imported RemoteExpert")
+for line in ("from hivemind import RemoteExpert", "from hivemind.utils import RemoteExpert"):
+    try:
+        exec(line)
+    except ImportError as error:
+        assert f"cohive has no {line.split()[1]}.RemoteExpert" in str(error)
+    else:
+        sys.exit("imported RemoteExpert")
+assert not hasattr(hivemind, "RemoteExpert") and hasattr(hivemind, "Optimizer")
 print("done", *sys.argv)
 """
 
@@ -50,6 +52,25 @@ def test_a_script(tmp_path):
     result = run(str(script), "--flag", "1")
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"done {script} --flag 1\n"
+
+
+def test_names_are_where_hivemind_has_them(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "names.py"
+    script.write_text(
+        "from hivemind.utils.nested import *\n"
+        "from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress, PerformanceEMA\n"
+        "from hivemind.utils.tensor_descr import TensorDescriptor\n"
+        "import hivemind.utils, hivemind.utils.performance_ema\n"
+        "assert hivemind.utils.performance_ema.PerformanceEMA is hivemind.utils.PerformanceEMA is PerformanceEMA\n"
+        "assert hivemind.utils.nested_pack is nested_pack and hivemind.utils.TensorDescriptor is TensorDescriptor\n"
+        "structure = {'b': (1, [2]), 'a': 3}\n"
+        "assert nested_pack([5, 6, 7], structure) == {'a': 5, 'b': (6, [7])}\n"
+        "print(*nested_flatten(structure))\n"
+    )
+    result = run(str(script))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "3 1 2\n"
 
 
 def test_a_script_has_the_modules_beside_it_and_a_log(tmp_path):

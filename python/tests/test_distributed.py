@@ -357,6 +357,8 @@ def test_what_ranks_cannot_train_is_refused(tmp_path, monkeypatch):
         cohive.LocalOptimizer(model, **options)
     with pytest.raises(ValueError, match="without reuse_grad_buffers"):
         cohive.LocalOptimizer(model, reuse_grad_buffers=True, **options)
+    with pytest.raises(TypeError, match="'max_upload': it is one of DHT.., and belongs there"):
+        cohive.LocalOptimizer(model, max_upload=1000, **options)
     with pytest.raises(TypeError, match="takes the model"):
         cohive.LocalOptimizer(list(model.parameters()), **options)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)

@@ -292,6 +292,28 @@ def test_what_cannot_be_meant_is_refused(lightning):
         strategy(target_batch_size=8, initial_peers="nonsense")
 
 
+def test_keywords_are_those_of_the_optimizer_and_others_those_of_the_dht(lightning, tmp_path, monkeypatch):
+    package, strategy = lightning
+    for name in ("INITIAL_PEERS", "PL_INITIAL_PEERS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        TypeError, match="HivemindStrategy.. got .*'max_upload': it is one of DHT.., and .* in dht_opts"
+    ):
+        strategy(target_batch_size=8, max_upload=1000, **LOCAL)
+    with pytest.raises(TypeError, match="'clip_grad_nrom'; did you mean 'clip_grad_norm'"):
+        strategy(target_batch_size=8, clip_grad_nrom=1.0, **LOCAL)
+    with pytest.raises(TypeError, match="'params'"):
+        strategy(target_batch_size=8, params=[], **LOCAL)
+    with pytest.raises(TypeError, match="DHT.. got .*'max_uplaod'; did you mean 'max_upload'"):
+        strategy(target_batch_size=8, dht_opts=dict(max_uplaod=1000), **LOCAL)
+    with pytest.raises(ValueError, match="give initial_peers, or leave use_ipfs out"):
+        strategy(target_batch_size=8, use_ipfs=True, **LOCAL)
+    options = dict(announce_maddrs=["/ip4/127.0.0.1/tcp/4321"])
+    made = strategy(target_batch_size=8, dht_opts=options, tracker_opts={}, rank_timeout=5.0, **LOCAL)
+    assert [str(one).split("/p2p")[0] for one in made.dht.get_visible_maddrs()] == options["announce_maddrs"]
+    made.dht.shutdown()
+
+
 def test_the_strategy_has_a_name(lightning):
     package, strategy = lightning
     model = model_of(package)

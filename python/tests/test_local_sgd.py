@@ -223,6 +223,10 @@ def test_what_cannot_be_meant_is_refused_by_a_sentence(what):
 def test_a_manager_serves_one_and_is_not_told_what_is_set_here(swarm):
     with pytest.raises(TypeError, match="set outer_lr themselves"):
         Manager(None, outer_lr=0.7)
+    with pytest.raises(TypeError, match="Manager.. got .*'averaging_timout'; did you mean 'averaging_timeout'"):
+        Manager(None, averaging_timout=1.0)
+    with pytest.raises(TypeError, match="'initial_peers': it is one of DHT.., and belongs there"):
+        Manager(None, initial_peers=[])
     model, manager = torch.nn.Linear(2, 1), Manager(swarm(1)[0], **QUICK)
     averaged = LocalSGD(manager, model, sgd(model), 10)
     assert manager.current_step() == 0 and manager.num_participants() == 1

@@ -268,6 +268,35 @@ def test_a_delayed_step_is_none_of_a_model_that_was_loaded(trainer, dtype):
     assert torch.allclose(weight.float(), model_of(7.0), atol=0.5) and not torch.equal(weight, model_of(7.0, dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_was_loaded_before_the_optimizer_is_saved_stays(trainer, dtype):
+    beside = torch.zeros(3)
+    weight, optimizer = delayed(trainer, dtype, extra_tensors=[beside])
+    with torch.no_grad():
+        weight.fill_(7.0)
+        beside.fill_(8.0)
+    for _ in range(2):
+        state = optimizer.state_dict()
+        assert state["local_epoch"] == 1 and state["state"][0]["step"] == 2, "it has waited for the step"
+        assert torch.equal(weight, model_of(7.0, dtype)) and torch.equal(beside, torch.full((3,), 8.0))
+        assert torch.equal(optimizer._model.live[0], model_of(7.0))
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=16)
+    optimizer.state_dict()
+    assert torch.allclose(weight.float(), model_of(7.0), atol=0.5) and not torch.equal(weight, model_of(7.0, dtype))
+
+
+def test_copies_keep_what_a_model_that_is_as_it_was_does_not_have(trainer):
+    weight = model_of(dtype=torch.bfloat16)
+    optimizer = trainer(params=[weight], optimizer=KINDS["adam"])
+    train_alone(optimizer, weight)
+    (before,) = optimizer.state_dict()["masters"]
+    with torch.no_grad():  # as an evaluation with averages does, which puts the weights back
+        weight.copy_(weight.clone())
+    (after,) = optimizer.state_dict()["masters"]
+    assert torch.equal(before, after) and not torch.equal(after, weight.float())
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_delayed_step_is_none_of_a_model_that_was_loaded_for_the_end(trainer, caplog, changes):
     weight, optimizer = delayed(trainer)
@@ -377,6 +406,42 @@ def test_what_was_saved_goes_on(trainer, tmp_path):
             one.zero_grad()
         assert one.local_epoch == 4
     assert torch.equal(other, from_file) and not torch.equal(other, values)
+
+
+def checkpoints_in(folder):
+    return sorted(one.name for one in folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpoints_are_written_by_themselves_and_gone_on_from(trainer, tmp_path, dtype):
+    options = dict(optimizer=KINDS["adam"], scheduler=SCHEDULES[0], checkpoint_dir=tmp_path, checkpoint_keep=2)
+    weight = model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], checkpoint_every=0.001, resume=True, **options)  # from nothing
+    end, newest = time.monotonic() + PATIENCE, None
+    # Where one is still being written when an epoch ends, the next epoch writes one.
+    while checkpoints_in(tmp_path)[-1:] != [newest] or len(checkpoints_in(tmp_path)) != 2:
+        assert time.monotonic() < end, checkpoints_in(tmp_path)
+        loss_of(weight, 16).backward()
+        optimizer.step(batch_size=16)
+        optimizer.zero_grad()
+        newest, soon = f"epoch-{optimizer.local_epoch:08}.safetensors", time.monotonic() + 1
+        while checkpoints_in(tmp_path)[-1:] != [newest] and time.monotonic() < soon:
+            time.sleep(0.01)
+    epochs = optimizer.local_epoch
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.shutdown()
+    with pytest.raises(RuntimeError, match="resume from them, or name another folder"):
+        trainer(params=[model_of(9.0, dtype)], **options)
+    again = model_of(9.0, dtype)
+    optimizer = trainer(params=[again], resume=True, **options)
+    assert torch.equal(again, weight) and optimizer.local_epoch == epochs
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**epochs)
+    state = optimizer.state_dict()
+    assert state["state"][0]["step"] == epochs + 1
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(state["state"][0][name], saved["state"][0][name])
+    if dtype != torch.float32:
+        assert torch.equal(state["masters"][0], saved["masters"][0])
 
 
 class Nested(torch.optim.SGD):
@@ -1308,6 +1373,8 @@ BAD = {
         dict(use_local_updates=True, outer_lr=0.7, average_opt_statistics=("exp_avg",)),
         "leave average_opt_statistics out",
     ),
+    "resuming from nowhere": (dict(resume=True), "resume goes on from the newest checkpoint in checkpoint_dir"),
+    "no checkpoint to keep": (dict(checkpoint_dir="/nowhere", checkpoint_keep=0), "checkpoint_keep"),
     "auxiliary with batches": (dict(auxiliary=True, batch_size_per_step=1), "Auxiliary"),
     "client and auxiliary": (dict(auxiliary=True, client_mode=True), "client_mode"),
     "matchmaking": (dict(matchmaking_time=0), "matchmaking_time"),

@@ -34,6 +34,7 @@ def parse_flags(description: str, **more: Any) -> argparse.Namespace:
     add = parser.add_argument
     add("--initial-peers", nargs="*", default=[], metavar="ADDRESS", help="of a swarm; default: $INITIAL_PEERS")
     add("--host-maddrs", nargs="*", default=["/ip4/0.0.0.0/tcp/0"], metavar="ADDRESS", help="to listen on")
+    add("--announce-maddrs", nargs="*", default=[], metavar="ADDRESS", help="to tell others instead of these")
     add("--run-id", type=name, default="example", help="the same on all peers of a run")
     add("--target-batch-size", type=count, default=512, help="samples of an epoch, of all peers together")
     add("--batch-size", type=count, default=16, help="samples of a batch of this peer")
@@ -47,11 +48,18 @@ def parse_flags(description: str, **more: Any) -> argparse.Namespace:
 def join(flags: argparse.Namespace) -> cohive.DHT:
     """Joins the swarm of --initial-peers or $INITIAL_PEERS, or begins one, and says how others join."""
     try:
-        dht = cohive.DHT(flags.initial_peers, start=True, host_maddrs=flags.host_maddrs, peers_from_environment=True)
+        dht = cohive.DHT(
+            flags.initial_peers,
+            start=True,
+            host_maddrs=flags.host_maddrs,
+            announce_maddrs=flags.announce_maddrs,
+            peers_from_environment=True,
+        )
     except (ValueError, RuntimeError) as error:  # a wrong address; nobody who answers
         print(f"{sys.argv[0]}: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ValueError) else 1)
-    print(f"Others join by:\n{cohive.join_line(dht)}", flush=True)
+    but = ", without --announce-maddrs or with an address of their own" if flags.announce_maddrs else ""
+    print(f"Others join by{but}:\n{cohive.join_line(dht)}", flush=True)
     return dht
 
 

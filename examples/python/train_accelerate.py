@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains a small network together with other machines, with accelerate's Accelerator on each of them.
 
-The first peer begins a swarm and prints the line by which others join:
+It needs `pip install accelerate`. The first peer begins a swarm and prints the line by which others join:
 
     python train_accelerate.py --peers 2
     INITIAL_PEERS=/ip4/.../p2p/... python train_accelerate.py --peers 2

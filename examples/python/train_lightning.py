@@ -61,6 +61,7 @@ def main() -> None:
             run_id=flags.run_id,
             initial_peers=flags.initial_peers or None,
             host_maddrs=flags.host_maddrs,
+            dht_opts={"announce_maddrs": flags.announce_maddrs},
             matchmaking_time=2.0,
             averaging_timeout=20.0,
         )

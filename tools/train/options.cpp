@@ -63,7 +63,7 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Swarm");
   app.add_option("--initial-peers", o.swarm.initial_peers,
                  "multiaddrs of the swarm (or $INITIAL_PEERS); none: start a new one");
-  app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on");
+  app.add_option("--host-maddrs", o.swarm.host_maddrs, "addresses to listen on (default /ip4/0.0.0.0/tcp/0)");
   app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
   add_member_options(app, o.swarm.secret_file, o.swarm.members_file);
@@ -101,7 +101,7 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--target-batch-size", o.target_batch_size,
                  "samples per epoch of all peers together (default 1024; fitted with --local-steps)")
       ->transform(whole(1, kMostEpochs));
-  app.add_option("--batch-size", o.batch, "samples per local step")->transform(whole(1, 65536));
+  app.add_option("--batch-size", o.batch, "samples per local step (default 16)")->transform(whole(1, 65536));
   add_seconds(app, "--matchmaking-time", run.matchmaking_time, "seconds to gather a group (default 5)", 0.5, 600);
   add_seconds(app, "--averaging-timeout", run.averaging_timeout, "seconds for one round (default 30)", 1, 3600);
   add_seconds(app, "--allreduce-timeout", run.allreduce_timeout,
@@ -111,7 +111,8 @@ void add_run_options(CLI::App& app, TrainOptions& o) {
   add_seconds(app, "--load-state-timeout", run.load_state_timeout, "seconds for a download of the state (default 600)",
               1, 86400);
   add_seconds(app, "--shutdown-timeout", run.shutdown_timeout, "seconds for leaving (default 5)", 0, 600);
-  app.add_option("--average-state-every", run.average_state_every, "epochs between rounds that average the parameters")
+  app.add_option("--average-state-every", run.average_state_every,
+                 "epochs between rounds that average the parameters (default 1)")
       ->transform(whole(1, 1000000));
   app.add_option("--full-state-every", run.full_state_every,
                  "parameters travel as 8-bit differences from their last average where all of a group ask for it, and "
@@ -298,7 +299,7 @@ void add_course_options(CLI::App& app, TrainOptions& o) {
   const OptionGroup group(app, "Course and output");
   in_seconds(app.add_option("--seconds", o.seconds, "stop after this long"), 0, 1e9);
   app.add_option("--until", o.until, "stop at this Unix time, together with the others")->transform(real(0, 1e11));
-  app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs; 0: never")
+  app.add_option("--max-epochs", o.max_epochs, "stop after this many epochs; 0: never (default)")
       ->transform(whole(0, kMostEpochs));
   app.add_option(
          "--mixed-precision", o.mixed_precision,
@@ -306,8 +307,8 @@ void add_course_options(CLI::App& app, TrainOptions& o) {
       ->check(CLI::IsMember({"float16", "bfloat16"}));
   app.add_option("--eval-every", o.eval_every, "epochs between two looks at the held-out data; 0: at the end alone")
       ->transform(whole(0, kMostEpochs));
-  app.add_option("--threads", o.threads, "of LibTorch")->transform(whole(1, 256));
-  app.add_option("--seed", o.seed, "of the order of batches; 0: random")->transform(whole());
+  app.add_option("--threads", o.threads, "of LibTorch, to compute with (default 1)")->transform(whole(1, 256));
+  app.add_option("--seed", o.seed, "of the order of batches; 0: random (default)")->transform(whole());
   app.add_option("--save", o.save, "write the final parameters here (raw float32)");
   app.add_option("--summary", o.summary, "write the final numbers here (JSON)");
   app.add_flag("--json", o.json, "print JSON lines: started, progress, evaluation, download, caught_up, summary");

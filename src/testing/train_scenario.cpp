@@ -108,10 +108,7 @@ class SimulatedSwarm final : public TrainSwarm {
   }
   void spawn(Task<void> task) override { tasks_.spawn(std::move(task), "mischief"); }
   void add(std::size_t newcomers) override {
-    for (std::size_t i = 0; i < newcomers; ++i) {
-      const auto trainer = add_newcomer();
-      trainer->tasks->spawn(train(*this, trainer), "newcomer");
-    }
+    for (std::size_t i = 0; i < newcomers; ++i) begin_newcomer(trainers_.emplace_back());
   }
   void split(bool apart) override {
     if (!apart) return fabric_.heal();
@@ -188,10 +185,11 @@ class SimulatedSwarm final : public TrainSwarm {
     return trainer;
   }
 
-  std::shared_ptr<Trainer> add_newcomer() {
-    trainers_.push_back(make_trainer());
-    trainers_.back()->newcomer = true;
-    return trainers_.back();
+  /// Puts a newcomer into a place of trainers_, where it is before it looks for others.
+  void begin_newcomer(std::shared_ptr<Trainer>& place) {
+    place = make_trainer();
+    place->newcomer = true;
+    place->tasks->spawn(train(*this, place), "newcomer");
   }
 
   static Task<void> arrive(SimulatedSwarm& self) {
@@ -215,9 +213,7 @@ class SimulatedSwarm final : public TrainSwarm {
       auto& place = self.trainers_[self.below(self.trainers_.size())];
       self.fabric_.kill(place->ip);
       self.end(*place);
-      place = self.make_trainer();
-      place->newcomer = true;
-      place->tasks->spawn(train(self, place), "newcomer");
+      self.begin_newcomer(place);
     }
   }
 
@@ -400,11 +396,11 @@ class SimulatedSwarm final : public TrainSwarm {
     for (std::uint64_t number = 1; number < report_.epochs; ++number)
       if (const auto group = groups_.find(number); group == groups_.end() || group->second < 2) ++report_.epochs_alone;
     report_.mean_group = rounds_ ? static_cast<double>(members_) / static_cast<double>(rounds_) : 0;
-    for (const auto& trainer : trainers_) {
-      const double mean = static_cast<double>(trainer->members) / std::max(1.0, static_cast<double>(trainer->rounds));
-      if (!trainer->run || trainer->rounds == 0) continue;
-      report_.least_group = report_.least_group > 0 ? std::min(report_.least_group, mean) : mean;
-    }
+    std::vector<double> groups;
+    for (const auto& trainer : trainers_)
+      if (trainer->run && trainer->rounds > 0)
+        groups.push_back(static_cast<double>(trainer->members) / static_cast<double>(trainer->rounds));
+    if (!groups.empty()) report_.least_group = std::ranges::min(groups);
     report_.bytes_per_peer_second = static_cast<double>(fabric_.bytes_carried()) /
                                     static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
     std::vector<std::span<float>> last;
@@ -546,11 +542,9 @@ std::ostream& operator<<(std::ostream& out, const TrainScenarioReport& report) {
              "{} epochs ({} alone), groups of {:.1f} ({:.1f} at least), {:.0f} B/s per peer (DHT {:.0f}, shards "
              "{:.0f}, "
              "busiest {:.0f}), samples {:.1f} % off at most for 95 of 100, waiting {:.2f} %, loss {:.3e} (one process "
-             "{:.3e}, "
-             "first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, {} "
-             "offences, {:.2f} % apart, loss {:.4g} after a round ({:.4g} in one group), "
-             "{} bytes held "
-             "({} hosts over budget), {:.1f} s",
+             "{:.3e}, first {:.3e}), {:.3f} astray, spread {:.2e}, {} newcomers ({} late), {} downloads, {} followed, "
+             "{} offences, {:.2f} % apart, loss {:.4g} after a round ({:.4g} in one group), {} bytes held ({} hosts "
+             "over budget), {:.1f} s",
              report.epochs, report.epochs_alone, report.mean_group, report.least_group, report.bytes_per_peer_second,
              report.dht_bytes, report.shard_bytes, report.shard_bytes_busiest, 100 * report.samples_error,
              100 * report.waiting, report.last_loss, report.loss_of_one, report.first_loss, report.astray,

@@ -152,7 +152,7 @@ TEST(OuterStep, TwoHundredTrainersStayTogether) {
     report = sim::run_training(scenario);
   }
   SCOPED_TRACE(::testing::PrintToString(report));
-  EXPECT_GT(report.mean_group, 75);
+  EXPECT_GT(report.mean_group, 80);
   EXPECT_GT(report.apart, 0);
   EXPECT_LT(report.apart, 0.01);
   EXPECT_LT(report.loss_after_round, 1.02 * report.loss_of_one_group);

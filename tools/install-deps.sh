@@ -221,7 +221,8 @@ foreign_apt() {
   shift 3
   mkdir -p "$folder/lists/partial" "$folder/archives/partial"
   touch "$folder/status"
-  mirror=$(apt-cache policy libc6 | awk '$2 ~ /^http/ { print $2; exit }')
+  # The archive of security updates lacks the releases themselves.
+  mirror=$(apt-cache policy libc6 | awk '$2 ~ /^http/ && $2 $3 !~ /security/ && !found++ { print $2 }')
   echo "$type [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] ${mirror:-http://deb.debian.org/debian}" \
     "$release main" >"$folder/sources.list"
   apt_options=(-o "Dir::Etc::sourcelist=$folder/sources.list" -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$folder/lists"

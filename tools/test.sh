@@ -2,11 +2,11 @@
 # tools/test.sh [--slow | --all] [--asan | --tsan [--threads] | --aarch64 | --gcc] [--no-interop] [--no-apt] [--help] [-- CTEST OPTIONS]
 #
 # Installs what is missing, builds everything with warnings as errors and runs the tests. The last line counts them:
-# "N passed, N failed, N skipped"; the exit code is 0 when none failed.
+# "N passed, N failed, N skipped", behind those that took longest; the exit code is 0 when none failed.
 # Options:
 #   --slow        also the tests whose label ends with `slow`, as CI does with every change
 #   --all         also those whose label ends with `long`, and what they and the tests beside go-, js-, py- and
-#                 rust-libp2p need, static programs among it
+#                 rust-libp2p need, static programs among it, and Chromium for the tests of the live page
 #   --asan        instead: the unit and simulation tests of all that does without LibTorch, under AddressSanitizer and
 #                 UndefinedBehaviorSanitizer; with --all the emulated GPU and tests of the Python package, too
 #   --tsan        instead: the same tests under ThreadSanitizer
@@ -16,6 +16,7 @@
 #   --no-interop  do not fetch Python hivemind: the tests against it are skipped unless it is there already
 #   --no-apt      leave Debian's packages alone
 #   -- OPTIONS    for ctest, such as -R name
+# Environment: COHIVE_CUDA_ARCHITECTURES, the GPUs to compile kernels for, such as 80; default all that are supported.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -62,8 +63,13 @@ elif [[ $preset == gcc ]]; then
   cmake_options+=(-DCOHIVE_TOOLS=OFF)
   ctest_options+=(-L '^(unit|sim)')
 elif [[ $preset != release ]]; then
-  install_options+=(--asan --no-torch) # either sanitizer's runtime
-  ((all && interop)) && install_options+=(--interop)
+  install_options+=(--asan) # either sanitizer's runtime
+  # Nothing is built with LibTorch, but the tests of the Python package run in an environment that has its wheel.
+  if [[ $preset == asan ]] && ((all && interop)); then
+    install_options+=(--interop)
+  else
+    install_options+=(--no-torch)
+  fi
   # The emulated GPU tells of accesses beside its memory in any build.
   cmake_options+=(-DCOHIVE_WITH_TORCH=OFF -DCOHIVE_TOOLS=OFF -DCOHIVE_SLOW_TESTS=$all -DCOHIVE_LONG_TESTS=$all)
   if ((threads)); then
@@ -78,19 +84,26 @@ elif [[ $preset != release ]]; then
   export ASAN_SYMBOLIZER_PATH="${ASAN_SYMBOLIZER_PATH:-/usr/bin/llvm-symbolizer-19}"
 else
   cmake_options+=(-DCOHIVE_WITH_TORCH=ON -DCOHIVE_TOOLS=ON -DCOHIVE_SLOW_TESTS=$slow -DCOHIVE_LONG_TESTS=$all)
+  if [[ -n ${COHIVE_CUDA_ARCHITECTURES:-} ]]; then
+    cmake_options+=("-DCOHIVE_CUDA_ARCHITECTURES=$COHIVE_CUDA_ARCHITECTURES")
+  else
+    cmake_options+=(-UCOHIVE_CUDA_ARCHITECTURES) # CMake remembers those of an earlier run
+  fi
   install_options+=(--cuda --docs)
   ((interop)) && install_options+=(--interop)
-  ((all)) && install_options+=(--nat --libp2p --static)
+  ((all)) && install_options+=(--nat --libp2p --static --browser)
 fi
 
-# count_tests REPORT: the last line, from CTest's JUnit report; fails when a test did.
+# count_tests REPORT: the tests that took longest, and the last line, from CTest's JUnit report; fails when a test did.
 count_tests() {
   python3 - "$1" <<'PYTHON'
 import sys
 import xml.etree.ElementTree as ElementTree
 
 passed = failed = skipped = 0
+seconds = {}
 for case in ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
+    seconds[case.get("name")] = float(case.get("time", 0))
     skip = case.find("skipped")
     if case.get("status") == "run":
         passed += 1
@@ -98,6 +111,9 @@ for case in ElementTree.parse(sys.argv[1]).getroot().iter("testcase"):
         skipped += 1
     else:  # failed, timed out, or not run because its program is missing
         failed += 1
+print("The slowest tests, in seconds:")
+for name in sorted(seconds, key=seconds.get, reverse=True)[:20]:
+    print(f"{seconds[name]:7.1f}  {name}")
 print(f"{passed} passed, {failed} failed, {skipped} skipped")
 sys.exit(failed > 0 or passed + skipped == 0)
 PYTHON

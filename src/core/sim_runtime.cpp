@@ -23,6 +23,10 @@ Watch& watch() {
   static Watch of_process;
   return of_process;
 }
+std::function<void(const std::string&, const std::string&)>& failure_report() {
+  static std::function<void(const std::string&, const std::string&)> of_process;
+  return of_process;
+}
 std::unique_ptr<TurnMeter> wanted_meter() {
   return watch().report ? std::make_unique<TurnMeter>(watch().limit, kSimulatedLook) : nullptr;
 }
@@ -56,6 +60,12 @@ boost::asio::io_context& SimRuntime::io_context() {
 
 void SimRuntime::watch_turns(std::function<void(const LongTurn&)> report, Duration limit) {
   watch() = {std::move(report), limit};
+}
+void SimRuntime::watch_failures(std::function<void(const std::string&, const std::string&)> report) {
+  failure_report() = std::move(report);
+}
+void SimRuntime::on_task_failed(const std::string& task, const std::string& what) {
+  if (const auto& report = failure_report()) report(task, what);
 }
 void SimRuntime::end_turn(const Resumed* resumed, const char* what) {
   const auto turn = meter_ ? meter_->end() : std::nullopt;

@@ -51,6 +51,8 @@ void root_finished(TaskRoot* root) noexcept {
     log::error("core", "task {} failed: {}", root->name_, log::quoted(what));
     task_failures(root->runtime().metrics()).increment();
     if (root->group_ && !root->group_->failure_) root->group_->failure_ = promise.exception;
+    const std::string group = root->group_ ? root->group_->name_ : "?";
+    root->runtime().on_task_failed(group + '/' + root->name_, what);
   }
   delete root;
 }

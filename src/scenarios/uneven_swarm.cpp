@@ -240,7 +240,10 @@ class UnevenSwarm {
     for (const auto& one : trainers_) {
       (void)net_.run(one->run->settle());
       const auto file = std::filesystem::path(folder) / "state.safetensors";
-      if (!net_.run(one->run->save_checkpoint(file))) continue;
+      if (!net_.run(one->run->save_checkpoint(file))) {
+        anchors.clear();
+        break;
+      }
       const auto state = *checkpoint::read_file(file);
       const auto found =
           std::ranges::find(state.tensors, "exchange.outer_step.anchor.0", &checkpoint::NamedTensor::name);

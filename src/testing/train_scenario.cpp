@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <utility>
@@ -26,6 +27,11 @@ constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kShortGrace = 10s;          // of connections, where hosts shall have few
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
+
+/// Returns the larger one. What is no number is worse than all that are, where std::max would drop it.
+double worse_of(double a, double b) {
+  return std::isnan(b) ? std::numeric_limits<double>::infinity() : std::max(a, b);
+}
 
 double uniform(Random& random, double from, double to) {
   return std::uniform_real_distribution<double>(from, to)(random);
@@ -289,9 +295,9 @@ class SimulatedSwarm final : public TrainSwarm {
   }
 
   static Task<void> train(SimulatedSwarm& self, std::shared_ptr<Trainer> me) {
+    me->joined_at = self.epoch();
     if (!co_await me->dht->start(self.initial_peers(me->dht.get()))) co_return;
     me->standing = true;
-    me->joined_at = self.epoch();
     me->run->start();
     // One that sees no other trainer yet has nothing to catch up with, and learns so at once.
     while (me->newcomer) {
@@ -386,7 +392,7 @@ class SimulatedSwarm final : public TrainSwarm {
     for (const auto& trainer : trainers_)
       if (trainer->run)
         report_.speed_error =
-            std::max(report_.speed_error, std::abs(trainer->run->progress().samples_per_second / speed - 1));
+            worse_of(report_.speed_error, std::abs(trainer->run->progress().samples_per_second / speed - 1));
   }
 
   void finish_report() {
@@ -407,13 +413,13 @@ class SimulatedSwarm final : public TrainSwarm {
     for (const auto& trainer : trainers_)
       if (trainer->run && trainer->run->epoch() == report_.epochs) last.push_back(trainer->replica->parameter(0));
     for (const auto& weights : last) {
-      report_.last_loss = std::max(report_.last_loss, problem_.loss(weights));
-      report_.spread = std::max(report_.spread, distance(weights, last[0]));
+      report_.last_loss = worse_of(report_.last_loss, problem_.loss(weights));
+      report_.spread = worse_of(report_.spread, distance(weights, last[0]));
     }
     const auto one = train_alone(report_.epochs);
     report_.loss_of_one = problem_.loss(one);
     for (const auto& weights : last)
-      report_.astray = std::max(report_.astray, distance(weights, one) / std::sqrt(report_.first_loss));
+      report_.astray = worse_of(report_.astray, distance(weights, one) / std::sqrt(report_.first_loss));
     if (outer_) compare_after_rounds();
     end_all();
     const p2p::HostMetrics metrics(runtime_.metrics());
@@ -440,7 +446,7 @@ class SimulatedSwarm final : public TrainSwarm {
         loss += problem_.loss(one) / size;
       }
       const double apart = std::sqrt(square) / distance(mean, std::vector<float>(mean.size()));
-      if (epoch > kFirstRounds) report_.apart = std::max(report_.apart, apart);
+      if (epoch > kFirstRounds) report_.apart = worse_of(report_.apart, apart);
       report_.loss_after_round = loss + std::pow(scenario_.noise, 2);
     }
     report_.loss_of_one_group = problem_.loss(train_as_one_group(steps)) + std::pow(scenario_.noise, 2);

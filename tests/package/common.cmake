@@ -4,14 +4,24 @@ function(step)
   execute_process(COMMAND ${ARGN} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
 
+# Sources are compiled only once on this machine; those of cohive itself are joined by the dozen.
+find_program(CCACHE ccache)
+set(only_once)
+if(CCACHE)
+  set(only_once "-DCMAKE_C_COMPILER_LAUNCHER=${CCACHE}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE}")
+endif()
+set(faster_builds ${only_once} -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12)
+
 # configure(PROJECT OPTION...): leaves the exit code in `result` and what CMake said in `output`. No standard of C++ is
-# set, and the paths of LibTorch and CUDA are told as README.md says.
+# set, and the paths of LibTorch and CUDA are told as README.md says. Nothing is optimised: projects have to be found,
+# linked and run, and compiling is what takes the time.
 macro(configure project)
   get_filename_component(name "${project}" NAME)
   set(build "${WORK_DIR}/${name}")
   execute_process(COMMAND "${CMAKE_COMMAND}" -S "${project}" -B "${build}" -G "${GENERATOR}"
       "-DCMAKE_PREFIX_PATH=${prefix}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}" "-DCMAKE_CXX_FLAGS=${CXX_FLAGS}"
-      -DCMAKE_BUILD_TYPE=Release -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN}
+      -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_C_FLAGS_DEBUG=-O0 -DNDEBUG" "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -DNDEBUG" ${only_once}
+      -DCMAKE_FIND_USE_PACKAGE_REGISTRY=OFF ${ARGN}
     RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 endmacro()
 
@@ -37,10 +47,3 @@ function(build_by_pkg_config module)
   step("${CXX_COMPILER}" "${package_tests}/${module}/main.cpp" ${words} -o "${WORK_DIR}/by_pkg_config_${module}")
   step("${CMAKE_COMMAND}" -E env "LD_LIBRARY_PATH=${library_dir}" "${WORK_DIR}/by_pkg_config_${module}")
 endfunction()
-
-# Sources of cohive that a test compiles: joined by the dozen, and only once on this machine.
-set(faster_builds -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=12)
-find_program(CCACHE ccache)
-if(CCACHE)
-  list(APPEND faster_builds "-DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE}")
-endif()

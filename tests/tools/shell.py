@@ -5,15 +5,42 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 PATIENCE = 60  # seconds until a program that hangs is a failure
 NOBODY = "12D3KooWH3uVF6wv47WnArKHk5p6cvgCJEb74UTmxztmQDc298L3"
+SKIPPED = 77  # the exit code that CTest takes for a skipped test
 BIN = Path()
 
 environment = {k: v for k, v in os.environ.items() if k not in ("INITIAL_PEERS", "PL_INITIAL_PEERS")}
+
+
+class Result(unittest.TextTestResult):
+    """Knows whether a test has passed. A test that is skipped has not."""
+
+    passed = False
+
+    def addSuccess(self, test):
+        super().addSuccess(test)
+        self.passed = True
+
+
+class Runner(unittest.TextTestRunner):
+    resultclass = Result
+
+
+def main():
+    """Runs the tests of the script that was started with a folder of programs and options of unittest. Exits with
+    SKIPPED where every test was skipped."""
+    global BIN
+    BIN = Path(sys.argv.pop(1)).resolve()
+    result = unittest.main(testRunner=Runner, verbosity=2, exit=False).result
+    if result.wasSuccessful() and result.skipped and not result.passed:
+        sys.exit(SKIPPED)
+    sys.exit(not result.wasSuccessful())
 
 
 def run(program, *arguments, env=None):

@@ -11,7 +11,6 @@ import os
 import random
 import signal
 import struct
-import sys
 import tempfile
 import time
 import unittest
@@ -262,5 +261,4 @@ class KilledSwarm(WithTrainer):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

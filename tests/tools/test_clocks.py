@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import subprocess
-import sys
 import time
 import unittest
 from pathlib import Path
@@ -96,5 +95,4 @@ class Sources(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

@@ -15,7 +15,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import tomllib
 import unittest
@@ -297,5 +296,4 @@ def has_ipv6():
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    shell.main()

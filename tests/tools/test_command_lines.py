@@ -4,6 +4,7 @@ and what scripts make of the folder in which they are called.
 Usage: test_command_lines.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing but Python.
 """
 
+import itertools
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ import urllib.request
 from pathlib import Path
 
 import shell
-from shell import PATIENCE, bootstrap, environment, programs, run, started
+from shell import NOBODY, PATIENCE, bootstrap, environment, programs, run, started
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = ROOT / "packaging/manual.py"
@@ -194,8 +195,61 @@ class CommandLines(unittest.TestCase):
             command = {"cohive-dht": ["peers"], "cohive-bench": ["codec"]}.get(program, [])
             self.refused("--log-level", program, *command, env={"COHIVE_LOG_LEVEL": "loud"})
 
+    def test_options_that_nothing_would_look_at_are_refused(self):
+        relay = f"{FIRST}/p2p/{NOBODY}"
+        node, monitor = "cohive-bootstrap", "cohive-monitor"
+        limits = ("--relay-reservations", "--relay-reservations-per-network", "--relay-circuits", "--relay-circuits-per-peer",
+                  "--relay-megabytes", "--relay-minutes")
+        pairs = [(flag, "--relay", node, flag, "5") for flag in limits]
+        pairs += [("--state-period", "--state-path", node, "--state-period", "5"),
+                  ("--metrics-token-file", "--metrics-address", node, "--metrics-token-file", "any"),
+                  ("--trusted-relays", "--no-relay", node, "--no-relay", "--trusted-relays", relay),
+                  ("--once", "serve", monitor, "serve", "--once"),
+                  ("--once", "serve", monitor, "--once", "serve"),
+                  ("--interval", "--once", monitor, "--once", "--interval", "5"),
+                  ("--crawl-interval", "--once", monitor, "--once", "--crawl-interval", "5"),
+                  ("--crawl-interval", "--json", monitor, "--json", "--crawl_interval=5"),
+                  ("--run-id", "merge-traces", monitor, "merge-traces", "FILE", "-o", "out", "--run-id", "any")]
+        pairs += [(flag, "plot", monitor, "plot", "FILE", "-o", "out", flag, *value) for flag, *value in
+                  (["--interval", "5"], ["--crawl-interval", "5"], ["--target-batch-size", "5"], ["--once"], ["--json"], ["--initial-peers", relay],
+                   ["--secret-file", "any"], ["--members", "any"], ["--identity-path", "any"])]
+        pairs += [(flag, "doctor", monitor, "doctor", relay, flag, *value) for flag, *value in
+                  (["--interval", "5"], ["--crawl-interval", "5"], ["--target-batch-size", "5"], ["--once"])]
+        commands = {"cohive-dht": ["peers"], "cohive-bench": ["codec"]}
+        pairs += [("--log-file-megabytes", "without --log-file", program, *commands.get(program, []), "--log-file-megabytes", "5")
+                  for program in programs(*ALL)]
+        if programs("cohive-train"):
+            trainer = ["cohive-train", "--model", "cnn", "--dry-run"]
+            pairs += [("--metrics-token-file", "--metrics-address", *trainer, "--metrics-token-file", "any"),
+                      ("--trusted-relays", "--no-relay", *trainer, "--no-relay", "--trusted-relays", relay),
+                      ("--trusted-relays", "--client", *trainer, "--client", "--trusted-relays", relay)]
+        for flag, other, *command in pairs:
+            with self.subTest(command=command):
+                self.refused(flag, *command)
+                self.refused(other, *command)
+
+    def test_options_for_other_commands_may_stand_in_a_file_and_in_variables(self):
+        variables = {"COHIVE_MONITOR_INTERVAL": "5", "COHIVE_MONITOR_ONCE": "true", "COHIVE_LOG_FILE_MEGABYTES": "5"}
+        file = ["--config", self.file("monitor.toml", "interval = 5\nonce = true\ncrawl-interval = 5\n")]
+        plot = ["plot", self.folder + "/none", "-o", self.folder + "/picture"]
+        self.refused("cannot read " + self.folder + "/none", "cohive-monitor", *plot, env=variables)
+        self.refused("cannot read " + self.folder + "/none", "cohive-monitor", *file, *plot)
+        with bootstrap() as (_, node):
+            peers = ["--initial-peers", node["initial_peers"][0]]
+            # The file of `serve`, which would be refused as one that cannot be written, and its token.
+            serves = {"COHIVE_MONITOR_SERVE_HISTORY": self.folder + "/no/such/file", "COHIVE_MONITOR_SERVE_METRICS_TOKEN_FILE": "/none"}
+            once = run("cohive-monitor", "--once", *peers, env={**environment, **serves})
+            self.assertEqual(once.returncode, 0, once.stderr)
+            settings = self.file("both.toml", f'once = true\ninitial-peers = "{node["initial_peers"][0]}"\n[serve]\nmetrics-address = "127.0.0.1:0"\n')
+            with started("cohive-monitor", "--config", settings, "serve") as monitor:
+                self.assertRegex(monitor.stdout.readline(), "^Page: ")
+        self.assertEqual(self.announced("--json", "--announce-maddrs", FIRST, "--relay", "--relay-circuits", "5"), [FIRST])
+        config = self.file("node.toml", f'no-relay = false\ntrusted-relays = ["{SECOND}/p2p/{NOBODY}"]\n')
+        self.assertEqual(self.announced("--json", "--announce-maddrs", FIRST, "--config", config), [FIRST])
+
     def test_times_have_units(self):
-        self.assertEqual(self.announced("--json", "--refresh-period", "1m", "--state_period=500ms", "--announce-maddrs", FIRST), [FIRST])
+        self.assertEqual(self.announced("--json", "--refresh-period", "1m", "--state_period=500ms", "--state-path", self.folder + "/state",
+                                        "--announce-maddrs", FIRST), [FIRST])
         self.refused("--refresh-period", "cohive-bootstrap", "--refresh-period", "500ms")  # a second is the least
         for time in ("5 parsecs", "5M", "m m", "-1s"):
             self.refused("--interval", "cohive-monitor", "--interval", time)
@@ -259,7 +313,42 @@ class Scripts(unittest.TestCase):
         for name in ("demo.sh", "convergence.sh"):
             self.assertEqual(self.called(name, "--no-apt", "--text", "my.txt").stdout, "installing --no-apt\n")
 
+    def test_whatever_is_tested_can_be_installed(self):
+        """What reads the options of install-deps.sh is the real one, up to its first function."""
+        reading, installing, _ = (TOOLS / "install-deps.sh").read_text().partition("\nas_root() {")
+        self.assertTrue(installing)
+        (self.tools / "install-deps.sh").write_text(reading + '\necho "installing $*"; exit 1\n')
+        builds = ([], ["--asan"], ["--tsan"], ["--tsan", "--threads"], ["--aarch64"], ["--gcc"])
+        others = ([], ["--slow"], ["--all"]), ([], ["--no-interop"]), ([], ["--no-apt"])
+        for chosen in itertools.product(builds, *others):
+            options = list(itertools.chain(*chosen))
+            with self.subTest(options=options):
+                asked = self.called("test.sh", *options)
+                self.assertEqual(asked.stderr, "")
+                self.assertTrue(asked.stdout.startswith("installing "), asked.stdout)
+                installed = asked.stdout.split()
+                self.assertEqual("--browser" in installed, options[:1] == ["--all"])
+                self.assertEqual("--no-apt" in installed, "--no-apt" in options)
+
+    def test_the_last_line_counts_the_tests(self):
+        case = '<testcase name="{}" time="{}" status="{}">{}</testcase>'
+        cases = [case.format("quick", 0.5, "run", ""), case.format("slow", 12.34, "run", ""),
+                 case.format("wrong", 3, "fail", "<failure/>"),
+                 case.format("absent", 0, "notrun", '<skipped message="SKIP_RETURN_CODE=77"/>'),
+                 case.format("missing", 0, "notrun", '<skipped message="Unable to find executable"/>')]
+        report = self.folder / "report.xml"
+        self.script(self.tools / "install-deps.sh", "exit 0")
+        for name in ("cmake", "ninja", "clang++-19"):
+            self.script(self.folder / "path" / name, "exit 0")
+        find = 'while [ "$1" != --output-junit ]; do shift; done'
+        self.script(self.folder / "path/ctest", f'{find}; mkdir -p "${{2%/*}}"; cp {report} "$2"')
+        for count, code, last in ((5, 1, "2 passed, 2 failed, 1 skipped"), (2, 0, "2 passed, 0 failed, 0 skipped")):
+            report.write_text(f"<testsuite>{''.join(cases[:count])}</testsuite>")
+            tested = self.called("test.sh")
+            self.assertEqual((tested.returncode, tested.stderr), (code, ""))
+            self.assertEqual(tested.stdout.splitlines()[-1], last)
+            self.assertIn("in seconds:\n   12.3  slow\n", tested.stdout)
+
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    shell.main()

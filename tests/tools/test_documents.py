@@ -7,7 +7,6 @@ Usage: test_documents.py FOLDER-OF-PROGRAMS [unittest options]. Needs nothing bu
 import functools
 import re
 import shlex
-import sys
 import unittest
 from pathlib import Path
 
@@ -238,5 +237,4 @@ class Quotes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    shell.main()

@@ -8,7 +8,6 @@ import glob
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
@@ -162,5 +161,4 @@ class FailuresOfTrainers(WithFolder):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main()
+    shell.main()

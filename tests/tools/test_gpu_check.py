@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 import unittest
 from pathlib import Path
+
+import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60
@@ -128,5 +129,4 @@ class GpuCheck(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.argv.pop(1)
-    unittest.main(verbosity=2)
+    shell.main()

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 import tempfile
 import time
 import unittest
@@ -182,5 +181,4 @@ class Traces(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main()
+    shell.main()

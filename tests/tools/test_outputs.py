@@ -8,10 +8,7 @@ import os
 import signal
 import stat
 import subprocess
-import sys
 import threading
-import unittest
-from pathlib import Path
 
 import shell
 from shell import PATIENCE, bootstrap, environment, run, small_trainer
@@ -81,6 +78,33 @@ class OutputsAtTheStart(WithTrainer):
                     result = run("cohive-monitor", *command, flag, path)
                     self.assertEqual((result.returncode, result.stderr.count("\n")), (2, 1), result.stderr)
                     self.assertIn(f"{flag}: cannot write {path}: ", result.stderr)
+
+    def refused_history(self, says, *arguments):
+        with self.subTest(arguments=arguments):
+            result = run("cohive-monitor", "serve", *map(str, arguments))
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+            self.assertIn(says, result.stderr)
+
+    def test_a_history_is_a_file_of_its_own(self):
+        taken, fifo = self.folder / "taken", self.folder / "fifo"
+        taken.write_text("kept")
+        for flag in ("--log-file", "--metrics-token-file", "--identity-path", "--secret-file", "--members"):
+            self.refused_history("name the same file", "--history", taken, flag, taken)
+        self.assertEqual(taken.read_text(), "kept")
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        for path in (fifo, "/dev/null"):  # what is read of these never ends, or is nothing
+            self.refused_history("it is no file", "--history", path)
+
+    def test_a_key_is_no_log(self):
+        key = self.folder / "key"
+        key.write_text("kept")
+        for program, *command in (["cohive-dht", "peers"], ["cohive-monitor", "--once"]):
+            result = run(program, *command, "--initial-peers", f"/ip4/127.0.0.1/tcp/1/p2p/{shell.NOBODY}", "--identity-path", key, "--log-file", key)
+            self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (2, "", 1), result.stderr)
+            self.assertIn("--log-file and --identity-path name the same file", result.stderr)
+        self.assertEqual(key.read_text(), "kept")
 
     def test_one_file_for_two_purposes(self):
         one, link = self.folder / "one", self.folder / "link"
@@ -246,5 +270,4 @@ class OutputsAtTheEnd(WithTrainer):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

@@ -7,7 +7,6 @@ import http.server
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import unittest
@@ -15,8 +14,8 @@ import urllib.request
 from pathlib import Path
 
 import browser
+import shell
 
-BIN = Path()
 environment = {k: v for k, v in os.environ.items() if k not in ("INITIAL_PEERS", "PL_INITIAL_PEERS")}
 HOSTILE = '<img src=x onerror="document.title=\'taken over\'"><script>document.title=\'taken over\'</script>'
 FACTS = "[...document.querySelectorAll('#facts .fact')].map(fact => fact.innerText).join('|')"
@@ -102,7 +101,7 @@ class MadeServer:
 @unittest.skipUnless(browser.find(), "no Chromium: tools/install-deps.sh --browser installs it, or name one in $CHROMIUM")
 class Page(unittest.TestCase):
     def start(self, *arguments):
-        process = subprocess.Popen([BIN / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--metrics-address", "127.0.0.1:0",
+        process = subprocess.Popen([shell.BIN / "cohive-bootstrap", "--host-maddrs", "/ip4/127.0.0.1/tcp/0", "--metrics-address", "127.0.0.1:0",
                                     "--json", *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
@@ -216,7 +215,7 @@ class Page(unittest.TestCase):
     def test_a_run_that_the_monitor_watches(self):
         node = self.start()
         self.start("--initial-peers", *node["initial_peers"])
-        monitor = subprocess.Popen([BIN / "cohive-monitor", "serve", "--json", "--metrics-address", "127.0.0.1:0", "--interval", "0.2",
+        monitor = subprocess.Popen([shell.BIN / "cohive-monitor", "serve", "--json", "--metrics-address", "127.0.0.1:0", "--interval", "0.2",
                                     "--crawl-interval", "1", "--initial-peers", *node["initial_peers"]], env=environment, stdout=subprocess.PIPE,
                                    stderr=subprocess.DEVNULL, text=True)
         self.addCleanup(monitor.communicate)
@@ -250,5 +249,4 @@ class Page(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    BIN = Path(sys.argv.pop(1))
-    unittest.main()
+    shell.main()

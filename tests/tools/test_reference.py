@@ -64,5 +64,4 @@ class Reference(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    shell.main()

@@ -287,5 +287,4 @@ class Variables(SettingsTest):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1)).resolve()
-    unittest.main(verbosity=2)
+    shell.main()

@@ -8,10 +8,11 @@ Usage: test_site.py FOLDER-OF-PROGRAMS [unittest options]. Skipped where doxygen
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
+
+import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 UNDOCUMENTED = re.compile(r"include/(?P<header>\S+): warning: (?:Compound (?P<compound>\S+)|Member (?P<member>.*) of (?P<owner>\w+) (?P<of>\S+)) is not documented")
@@ -57,5 +58,4 @@ class Site(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    sys.argv.pop(1)
-    unittest.main(verbosity=2)
+    shell.main()

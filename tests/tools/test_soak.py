@@ -11,6 +11,8 @@ import unittest
 import unittest.mock
 from pathlib import Path
 
+import shell
+
 TOOLS = str(Path(__file__).resolve().parents[2] / "tools")
 sys.path.insert(0, TOOLS)
 import soak
@@ -113,5 +115,4 @@ soak.main()
 
 
 if __name__ == "__main__":
-    sys.argv.pop(1)
-    unittest.main(verbosity=2)
+    shell.main()

@@ -2,8 +2,9 @@
 
 import pathlib
 import re
-import sys
 import unittest
+
+import shell
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -162,4 +163,4 @@ class Json(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
+    shell.main()

@@ -111,5 +111,4 @@ class Wheels(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

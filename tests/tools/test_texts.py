@@ -12,12 +12,9 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-import unittest
 import zipfile
-from pathlib import Path
 
 import shell
 from shell import PATIENCE, environment, run, small_trainer
@@ -246,5 +243,4 @@ class CompressedTexts(WithFolder):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

@@ -417,5 +417,4 @@ class Trainer(TrainerTest):
 
 
 if __name__ == "__main__":
-    shell.BIN = Path(sys.argv.pop(1))
-    unittest.main(verbosity=2)
+    shell.main()

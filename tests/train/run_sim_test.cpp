@@ -30,6 +30,17 @@ void expect_learnt(const TrainScenarioReport& report, std::uint64_t epochs = 10)
       << "one process has " << report.loss_of_one;
 }
 
+/// What is no number must not look like no loss: what other tests expect would hold then.
+TEST(TrainingRun, ThatDivergesHasNoSmallLoss) {
+  auto scenario = small_training();
+  scenario.learning_rate = 1e12;
+  scenario.duration = 1min;
+  const auto report = run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_GT(report.epochs, 3u);
+  EXPECT_GT(report.last_loss, report.first_loss);
+}
+
 TEST(TrainingRun, AHundredTrainersLearnWhileATenthIsReplacedEveryMinute) {
   TrainScenario scenario;
   if (kSanitized) {

@@ -40,6 +40,9 @@ class SimRuntime final : public Runtime {
   /// Measures every turn of the runtimes that are made from now on in this process, and tells of those that take more
   /// processor time than `limit`; null: nothing is measured. On the thread of the runtime.
   static void watch_turns(std::function<void(const LongTurn&)> report, Duration limit = kLongestTurn);
+  /// Tells of every task in this process, of runtimes on virtual time, that ends with an exception, which is a defect:
+  /// of its group and name, and of what was thrown. Null: nobody is told. On the thread of the runtime.
+  static void watch_failures(std::function<void(const std::string& task, const std::string& what)> report);
 
  protected:
   void on_ready() noexcept override {}
@@ -48,6 +51,7 @@ class SimRuntime final : public Runtime {
   void start_job(std::shared_ptr<detail::OffloadJob> job) override;
   void leave_loop() noexcept override;
   void enter_loop() noexcept override;
+  void on_task_failed(const std::string& task, const std::string& what) override;
 
  private:
   void step_ready();

@@ -1,4 +1,5 @@
-// In every program of simulated tests: a test fails where a turn of a loop takes far longer than peers should wait.
+// In every program of simulated tests: a test fails where a task of any peer ends with an exception, which is a defect
+// that other peers may hide, and where a turn of a loop takes far longer than peers should wait.
 // On a virtual machine that others share, any turn is charged with tens of milliseconds of theirs now and then, so the
 // limit is wide. COHIVE_EVERY_TURN=1 fails at 10 ms, for a look on a quiet machine.
 #include <gtest/gtest.h>
@@ -30,7 +31,13 @@ void complain(const SimRuntime::LongTurn& turn) {
   ADD_FAILURE() << "the loop's processor computed for " << milliseconds << " ms in one turn: " << turn.what;
 }
 
+/// What a test itself threw is the test's own business.
+void complain_of_failure(const std::string& task, const std::string& what) {
+  if (task != "run/main") ADD_FAILURE() << "the task " << task << " ended with an exception: " << what;
+}
+
 [[maybe_unused]] const bool watching = [] {
+  SimRuntime::watch_failures(&complain_of_failure);
   SimRuntime::watch_turns(&complain, (std::getenv("COHIVE_EVERY_TURN") ? kStrict : kLimit) * kTimesAsSlow);
   return true;
 }();

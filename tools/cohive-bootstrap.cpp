@@ -378,10 +378,11 @@ void add_swarm_options(CLI::App& app, Options& options) {
       -1, 1e9);
   app.add_option("--identity-path", options.identity_path,
                  "key file; made when missing, keeps the peer id across restarts");
-  app.add_option("--state-path", options.state_path,
-                 "file that keeps records and known peers across restarts; use it with --identity-path");
+  auto* state = app.add_option("--state-path", options.state_path,
+                               "file that keeps records and known peers across restarts; use it with --identity-path");
   in_seconds(app.add_option("--state-period", options.state_period, "seconds between two writes of it (default 30)"),
-             0.1, 86400);
+             0.1, 86400)
+      ->needs(state);
   app.add_option("--memory-budget", options.memory_budget,
                  "MiB that peers together may fill of this node's memory (default 128)")
       ->transform(whole(16, 1 << 20));
@@ -389,10 +390,12 @@ void add_swarm_options(CLI::App& app, Options& options) {
 
 void add_watching_options(CLI::App& app, Options& options) {
   const OptionGroup group(app, "Watching");
-  takes_endpoint(app.add_option("--metrics-address", options.metrics_address,
-                                "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
+  auto* address =
+      takes_endpoint(app.add_option("--metrics-address", options.metrics_address,
+                                    "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
   app.add_option("--metrics-token-file", options.metrics_token_file,
-                 "ask for the token in this file before showing anything there");
+                 "ask for the token in this file before showing anything there")
+      ->needs(address);
   app.add_option("--trace", options.trace_file,
                  "write what this node does when to this file, for ui.perfetto.dev (256 MiB at most)");
   in_seconds(app.add_option("--refresh-period", options.refresh_period, "seconds between status lines (default 30)"), 1,

@@ -41,21 +41,39 @@ CollectorOptions collector_options(const Options& options, const std::vector<Mul
           .initial_peers = initial,
           .period = from_seconds(options.interval),
           .crawl_period = from_seconds(options.crawl_interval),
-          .target = options.target > 0 ? std::optional(options.target) : std::nullopt,
-          .history_path = options.history};
+          .target = options.target > 0 ? std::optional(options.target) : std::nullopt};
+}
+
+LookHistory read_history(const std::string& path, const std::string& run_id) {
+  LookHistory history(run_id);
+  const auto nonsense = history.load(path);
+  if (!nonsense) throw ErrorException(nonsense.error());
+  if (*nonsense > 0) log::warn("monitor", "{}: {} lines are none of a history", path, *nonsense);
+  return history;
 }
 
 int watch_or_serve(const Options& options) {
   const bool serve = options.command == "serve";
-  const std::string token = serve ? metrics_token(options.token_file) : "";  // before the swarm is joined
-  try_output("--history", options.history);
+  // Variables and the file set options of `serve` for whoever watches, too: these are not for it.
+  const std::string token_file = serve ? options.token_file : "", path = serve ? options.history : "";
+  refuse_same_files({{"--history", path}, {"--log-file", log_file()}},
+                    {{"--metrics-token-file", token_file},
+                     {"--identity-path", options.member.identity_path},
+                     {"--secret-file", options.member.members.secret_file},
+                     {"--members", options.member.members.members_file}});
+  // Before the swarm is joined: what cannot be read or written is told at once, and a long history holds up no loop.
+  const std::string token = metrics_token(token_file);
+  try_regular_output("--history", path);
   auto initial = swarm_addresses(options.initial_peers);
+  LookHistory history = read_history(path, options.run_id);
   auto runtime = make_runtime({.seed = 0, .pool_threads = 1});
-  const CollectorOptions collector = collector_options(options, initial);
+  CollectorOptions collector = collector_options(options, initial);
+  collector.history_path = path;
   const bool terminal = ::isatty(STDOUT_FILENO) && !options.once && !options.json;
   const auto work = [&](Dht& dht) {
     if (serve)
       return serve_run(dht, {.collector = collector,
+                             .history = std::move(history),
                              .address = options.address,
                              .token = token,
                              .peer_series = options.peer_series,
@@ -67,7 +85,7 @@ int watch_or_serve(const Options& options) {
 
 int plot(const Options& options) {
   const OutputFile output("--output", options.output);
-  refuse_same_files({{"--output", options.output}}, {{"FILE", options.plot_file}});
+  refuse_same_files({{"--output", options.output}, {"--log-file", log_file()}}, {{"FILE", options.plot_file}});
   LookHistory history(options.run_id);
   std::ifstream file(options.plot_file);
   if (!file) throw Exit{kBadInput, "cannot read " + options.plot_file};
@@ -84,8 +102,23 @@ int merge(const Options& options) {
   return 0;
 }
 
+/// A flag that the command does not look at is a mistake of the user.
+void refuse_idle_flags(const Options& options) {
+  const std::string& command = options.command;
+  const bool reads_files = command == "plot" || command == "merge-traces", watches = command.empty();
+  if (command == "serve") refuse_idle({"--once"}, "with serve");
+  if (reads_files || command == "doctor")
+    refuse_idle({"--interval", "--crawl-interval", "--target-batch-size", "--once"}, "with " + command);
+  if (reads_files)
+    refuse_idle({"--initial-peers", "--json", "--secret-file", "--members", "--identity-path"}, "with " + command);
+  if (command == "merge-traces") refuse_idle({"--run-id"}, "with merge-traces");
+  if (watches && options.once) refuse_idle({"--interval", "--crawl-interval"}, "with --once");
+  if (watches && options.json) refuse_idle({"--crawl-interval"}, "with --json");
+}
+
 int run(const Options& options) {
   log::configure(options.log);
+  refuse_idle_flags(options);
   if (options.command == "plot" || options.command == "merge-traces") let_signals_end_program();
   if (options.command == "plot") return plot(options);
   if (options.command == "merge-traces") return merge(options);

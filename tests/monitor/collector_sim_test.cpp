@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <sstream>
 
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
@@ -60,6 +61,14 @@ class WatchedRun : public dht::DhtSwarm {
     node.add_validator(key);
     return key;
   }
+  /// Tells the losses of two trainers that are gone, for five minutes.
+  void leave_losses() {
+    for (std::size_t i = 1; i < 3; ++i) {
+      const msgpack::Bin owner{key_of(*nodes[i], i)->ownership_marker()};
+      ASSERT_TRUE(store(*nodes[i], "run_metrics", owner, metrics_record(5, 2), in(300)));
+    }
+  }
+  static Task<void> watch(Dht& monitor, WatchOptions options) { (void)co_await watch_run(monitor, std::move(options)); }
   static Task<void> wait_for_change(Collector& collector, bool& told) {
     co_await collector.changed();
     told = true;
@@ -222,6 +231,59 @@ TEST_F(WatchedRun, StandsStillWhereNobodyReportsAnyMore) {
   swarm.pass(12s);
   swarm.run(collector.look());
   EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("no trainer has reported for 45 s: the run stands still")));
+}
+
+TEST_F(WatchedRun, WhoComesAfterTheEndOfARunSaysHowLongAgoItWasAndForgetsNothing) {
+  add_many(3);
+  leave_losses();
+  Collector collector(add_monitor(), {.run_id = "run"});
+  swarm.run(collector.look());
+  const auto ended = collector.view().ended;
+  ASSERT_TRUE(ended);
+  EXPECT_EQ(*ended, collector.view().time);
+  EXPECT_EQ(collector.view().epoch, 5u);
+  swarm.pass(60s);
+  swarm.run(collector.look());
+  EXPECT_GE(collector.view().time, *ended + 60);
+  EXPECT_EQ(collector.view().ended, ended);
+  swarm.pass(10min);  // the losses expire
+  swarm.run(collector.look());
+  EXPECT_EQ(collector.view().ended, ended);
+  EXPECT_EQ(collector.view().epoch, 5u);
+  EXPECT_EQ(collector.view().loss, 2);
+  EXPECT_THAT(said(collector.view()), ElementsAre(HasSubstr("the run has ended")));
+}
+
+TEST_F(WatchedRun, LinesAboutARunThatHasEndedAgreeOnWhen) {
+  add_many(3);
+  leave_losses();
+  Dht& monitor = add_monitor();
+  testing::internal::CaptureStdout();
+  TaskGroup lines(swarm.runtime(), "lines");
+  lines.spawn(watch(monitor, {.collector = {.run_id = "run", .period = 10s}, .json = true}), "lines");
+  swarm.pass(35s);
+  lines.cancel();
+  std::istringstream printed(testing::internal::GetCapturedStdout());
+  std::vector<double> ends;
+  for (std::string line; std::getline(printed, line);)
+    ends.push_back(nlohmann::json::parse(line).at("ended").get<double>());
+  ASSERT_GE(ends.size(), 3u);
+  EXPECT_THAT(ends, testing::Each(ends.front()));
+}
+
+TEST_F(WatchedRun, AHistoryGoesOnWhereTheLastMonitorEnded) {
+  add_many(2);
+  LookHistory history("run");
+  RunView seen;
+  seen.time = 1000;
+  seen.epoch = 7;
+  seen.trainers = 2;
+  ASSERT_TRUE(history.add(seen));
+  Collector collector(add_monitor(), {.run_id = "run"}, std::move(history));
+  EXPECT_EQ(collector.looks().size(), 1u);
+  swarm.run(collector.look());
+  EXPECT_EQ(collector.view().ended, 1000);
+  EXPECT_EQ(collector.view().epoch, 7u);
 }
 
 TEST_F(WatchedRun, ACrawlLeavesOutWhatItHasNoTimeFor) {

@@ -5,7 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <set>
 
+#include "cohive/averaging/metrics.hpp"
 #include "cohive/core/keys.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/proto/run_report.pb.h"
@@ -201,6 +205,22 @@ TEST(RunView, WhoComesAfterTheEndOfARunSeesHowFarItCameByTheLossesThatAreLeft) {
   EXPECT_TRUE(view.loss);
 }
 
+TEST(RunView, WhoComesAfterTheEndOfARunKeepsItAndWhenItWasSeenToHaveEnded) {
+  RunRecords records = with_losses(3);
+  records.trainers.clear();
+  const RunView first = make_view({.run_id = "run"}, 1000, records, nullptr);
+  ASSERT_TRUE(saw_the_run(first));
+  const RunView second = make_view({.run_id = "run"}, 1060, records, nullptr, &first);
+  EXPECT_EQ(second.ended, 1000);
+  ASSERT_TRUE(saw_the_run(second));
+  const RunView last = make_view({.run_id = "run"}, 1700, {}, nullptr, &second);
+  EXPECT_EQ(last.ended, 1000) << "the losses have expired, too";
+  EXPECT_EQ(last.epoch, 5u);
+  EXPECT_THAT(sentences(last), ElementsAre(AllOf(HasSubstr("the run has ended"), HasSubstr("700 s ago"))));
+  EXPECT_FALSE(saw_the_run(make_view({.run_id = "run"}, 1000, {}, nullptr)));
+  EXPECT_FALSE(saw_the_run(make_view({.run_id = "run"}, 0, {}, nullptr, &last))) << "no look was answered yet";
+}
+
 TEST(RunView, NonsenseIsLeftOut) {
   using namespace msgpack;
   const auto record = [](double rate, double time, std::uint64_t samples = 1) {
@@ -233,6 +253,27 @@ TEST(RunView, NonsenseIsLeftOut) {
   EXPECT_FALSE(loss_from("m", loss(-1e300, 3)));
   for (const double lie : {9e14, -9e14, 1e12}) EXPECT_FALSE(loss_from("m", loss(lie, 1))) << lie;
   EXPECT_FALSE(loss_from("m", loss(6, 3, std::uint64_t{1} << 63)));
+}
+
+TEST(RunView, ALargeSwarmShowsWhomTheFirstPeersKnowAndSomeLinksOfEachOther) {
+  const SwarmMap map = whole_swarm(200);
+  const std::size_t peers = map.nodes.size(), in_matrix = 60;  // as many as the page has rows for
+  const RunView view = view_of({}, &map);
+  ASSERT_THAT(view.peers, SizeIs(peers));
+  EXPECT_THAT(view.links, SizeIs(ViewOptions().max_links));
+  std::vector<std::size_t> links(peers), to_the_first(peers);
+  for (const auto& [from, to] : view.links) {
+    ++links[from];
+    to_the_first[from] += to < in_matrix;
+  }
+  for (std::size_t row = 0; row < in_matrix; ++row) EXPECT_EQ(to_the_first[row], in_matrix - 1) << row;
+  const std::size_t share = (ViewOptions().max_links - in_matrix * (in_matrix - 1)) / peers;
+  for (std::size_t row = in_matrix; row < peers; ++row) {
+    EXPECT_GE(links[row], share) << row;
+    EXPECT_LE(links[row], share + 1) << row;
+  }
+  EXPECT_THAT(std::set(view.links.begin(), view.links.end()), SizeIs(view.links.size())) << "each is there once";
+  EXPECT_EQ(view.parts, std::vector<std::size_t>{peers});
 }
 
 // ---- What trainers tell of their rounds
@@ -387,6 +428,14 @@ TEST(RunWarnings, AClockThatIsOff) {
   EXPECT_THAT(sentences(view_of(records, &map)), ElementsAre(HasSubstr("10.0 s ahead of this one")));
 }
 
+TEST(RunWarnings, TheFirstTrainerOfANewEpochIsNoLiar) {
+  RunRecords records;
+  records.trainers = {trainer_at(1, 5), trainer_at(2, 4), trainer_at(3, 4)};
+  EXPECT_THAT(sentences(view_of(records)), IsEmpty());
+  records.trainers[0].epoch = 6;
+  EXPECT_THAT(sentences(view_of(records)), ElementsAre(HasSubstr("a peer claims epoch 6, which no other trainer")));
+}
+
 TEST(RunWarnings, PeersThatCannotBeReached) {
   RunRecords records;
   for (std::uint32_t i = 0; i < 4; ++i) records.trainers.push_back(trainer_at(i, 3));
@@ -482,6 +531,14 @@ TEST(RunOutput, WhatIsNotKnownYetIsNoNumber) {
       << "nobody has walked through the swarm";
 }
 
+TEST(RunOutput, RoundsThatTakeAnHourAreToldFromRoundsThatTakeAMinute) {
+  Metrics metrics;
+  const averaging::AveragingMetrics rounds(metrics, "run_grad_averager");
+  rounds.allreduce_seconds.observe(1000);
+  const std::string bucket = "cohive_averaging_allreduce_seconds_bucket{averager=\"run_grad_averager\",le=\"";
+  EXPECT_THAT(metrics.text(), AllOf(HasSubstr(bucket + "600\"} 0\n"), HasSubstr(bucket + "1800\"} 1\n")));
+}
+
 TEST(RunOutput, TellsWhetherTheSwarmAnswers) {
   Metrics metrics;
   RunExporter exporter(metrics, "run", 2);
@@ -521,6 +578,69 @@ TEST(LookHistory, IsTheSameAfterARestart) {
   const RunView last = again.last_seen(), ended = make_view({.run_id = "run"}, 2000, {}, nullptr, &last);
   EXPECT_EQ(ended.epoch, 4u) << "a monitor that was restarted after the end";
   EXPECT_THAT(ended.ended, testing::Optional(testing::AllOf(testing::Ge(1008), testing::Le(1009))));
+}
+
+TEST(LookHistories, TheEndOfALongFileIsReadAlone) {
+  constexpr std::size_t kMore = 10;
+  const std::string path = testing::TempDir() + "/long-history.jsonl";
+  {
+    std::ofstream file(path);
+    file << "nonsense\n";
+    for (std::size_t i = 0; i < LookHistory::kKept + kMore; ++i) {
+      file << line_of({.time = 1000.0 + static_cast<double>(i), .epoch = i}, "run") << '\n';
+      if (i % 1000 == 0) file << "\n" << line_of({.time = 1, .epoch = 1}, "another run") << '\n';
+    }
+    file << "cut off";
+  }
+  LookHistory history("run");
+  EXPECT_EQ(history.load(path).value(), 1u) << "what stands before the looks that are kept is not looked at";
+  ASSERT_THAT(history.looks(), SizeIs(LookHistory::kKept));
+  EXPECT_EQ(history.looks().front().epoch, kMore);
+  EXPECT_EQ(history.looks().back().epoch, LookHistory::kKept + kMore - 1);
+  std::remove(path.c_str());
+}
+
+/// Looks at these epochs, each with a loss of its own.
+std::deque<Look> looks_at(const std::vector<std::uint64_t>& epochs) {
+  std::deque<Look> looks;
+  for (const std::uint64_t epoch : epochs) {
+    const auto number = static_cast<double>(looks.size());
+    looks.push_back({.time = 1000 + number, .epoch = epoch, .loss = 9 - number, .loss_step = epoch});
+  }
+  return looks;
+}
+
+/// The epochs of the curve of losses, each with the number of the look that it is taken from.
+std::vector<std::pair<std::uint64_t, double>> shown_losses(const std::deque<Look>& looks) {
+  std::vector<std::pair<std::uint64_t, double>> shown;
+  for (const Look& look : losses_of(looks)) shown.emplace_back(look.loss_step, look.time - 1000);
+  return shown;
+}
+
+std::vector<std::uint64_t> shown_epochs(const std::deque<Look>& looks) {
+  const nlohmann::json run = view_json(RunView(), looks);
+  std::vector<std::uint64_t> shown;
+  for (const auto& epoch : run.at("epochs")) shown.push_back(epoch.at("epoch").get<std::uint64_t>());
+  return shown;
+}
+
+TEST(LookHistories, ARunThatBeginsAnewUnderItsNameBeginsItsCurvesAnew) {
+  const auto looks = looks_at({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, 3});
+  EXPECT_THAT(shown_losses(looks), ElementsAre(std::pair(0, 10), std::pair(1, 11), std::pair(2, 12), std::pair(3, 13)));
+  EXPECT_THAT(shown_epochs(looks), ElementsAre(0, 1, 2));
+}
+
+TEST(LookHistories, ARunThatGoesBackToACheckpointKeepsWhatWasBeforeIt) {
+  const auto looks = looks_at({0, 1, 2, 3, 4, 2, 3, 4, 5});
+  EXPECT_THAT(shown_losses(looks), ElementsAre(std::pair(0, 0), std::pair(1, 1), std::pair(2, 5), std::pair(3, 6),
+                                               std::pair(4, 7), std::pair(5, 8)));
+  EXPECT_THAT(shown_epochs(looks), ElementsAre(0, 1, 2, 3, 4));
+}
+
+TEST(LookHistories, ASingleLookAtAnEarlierEpochChangesNoCurve) {
+  const auto looks = looks_at({0, 1, 2, 0, 2, 3});
+  EXPECT_THAT(shown_losses(looks), ElementsAre(std::pair(0, 0), std::pair(1, 1), std::pair(2, 4), std::pair(3, 5)));
+  EXPECT_THAT(shown_epochs(looks), ElementsAre(0, 1, 2));
 }
 
 TEST(LookHistories, ValuesThatDifferByRoundingAloneAreDrawn) {

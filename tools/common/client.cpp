@@ -4,6 +4,7 @@
 
 #include "cohive/core/combine.hpp"
 #include "cohive/p2p/identity_check.hpp"
+#include "common/output_file.hpp"
 #include "common/program.hpp"
 #include "common/settings.hpp"
 #include "common/signals.hpp"
@@ -35,6 +36,9 @@ Task<std::shared_ptr<dht::RsaSignatureValidator>> member_key(Runtime& runtime, c
 
 Task<std::optional<int>> run_as_client(Runtime& runtime, std::vector<Multiaddr> initial, ClientMember member,
                                        bool signed_records, std::function<Task<int>(Dht&)> work) {
+  refuse_same_files({{"--log-file", log_file()}}, {{"--identity-path", member.identity_path},
+                                                   {"--secret-file", member.members.secret_file},
+                                                   {"--members", member.members.members_file}});
   dht::check_members(member.members).value();  // before a key is made
   const auto network = transport::make_tcp_network(runtime);
   p2p::HostOptions host_options;

@@ -33,6 +33,7 @@ std::string one_line(std::string text) {
 }
 
 std::string program_name, log_file_given;
+std::vector<std::string> typed_flags;  // as --name
 
 int fail(const std::string& message, int code) {
   log::flush();  // this line comes last
@@ -57,6 +58,7 @@ std::vector<std::string> dashed_arguments(int argc, char** argv, const CLI::App&
     if (!text.starts_with("--")) continue;
     const auto name_end = text.begin() + static_cast<std::ptrdiff_t>(std::min(text.find('='), text.size()));
     std::replace(text.begin(), name_end, '_', '-');
+    typed_flags.emplace_back(text.begin(), name_end);
   }
   std::ranges::reverse(arguments);
   return arguments;
@@ -86,6 +88,7 @@ int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>
   try {
     app.parse(dashed_arguments(argc, argv, app));
     check_variables(app);
+    if (log_file_given.empty()) refuse_idle({"--log-file-megabytes"}, "without --log-file");
     return with_outputs(body());
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return with_outputs(app.exit(error));  // --help, --version
@@ -107,6 +110,14 @@ int report_failure() {
     return fail(explain(error.error()), code_for(error.error()));
   } catch (const std::exception& error) {
     return fail(error.what(), kFailed);
+  }
+}
+
+void refuse_idle(std::initializer_list<const char*> flags, const std::string& why) {
+  for (const char* name : flags) {
+    const std::string flag(name);
+    if (std::ranges::find(typed_flags, flag) != typed_flags.end())
+      throw Exit{kBadInput, flag + " does nothing " + why + ": leave it out"};
   }
 }
 
@@ -262,24 +273,32 @@ void add_relay_service_options(CLI::App& app, RelayService& service) {
   constexpr std::uint64_t kMostServed = 1'000'000;
   const OptionGroup group(app, "Serving as a relay");
   auto& bounds = service.bounds;
-  app.add_flag("--relay", service.offered, "carry connections to peers that cannot be dialled");
+  auto* relay = app.add_flag("--relay", service.offered, "carry connections to peers that cannot be dialled");
   app.add_option("--relay-reservations", bounds.max_reservations, "peers served at most (default 256)")
-      ->transform(whole(0, kMostServed));
+      ->transform(whole(0, kMostServed))
+      ->needs(relay);
   app.add_option("--relay-reservations-per-network", bounds.max_reservations_per_network,
                  "of one IPv4 address or IPv6 /64 (default 32)")
-      ->transform(whole(0, kMostServed));
+      ->transform(whole(0, kMostServed))
+      ->needs(relay);
   app.add_option("--relay-circuits", bounds.max_circuits, "connections carried at most (default 256)")
-      ->transform(whole(0, kMostServed));
+      ->transform(whole(0, kMostServed))
+      ->needs(relay);
   app.add_option("--relay-circuits-per-peer", bounds.max_circuits_per_peer, "to or from one peer (default 64)")
-      ->transform(whole(0, kMostServed));
+      ->transform(whole(0, kMostServed))
+      ->needs(relay);
   app.add_option("--relay-megabytes", service.megabytes,
                  "MiB that one connection carries in each direction (default 4096, 0: any number)")
-      ->transform(real(0, 1e9));
+      ->transform(real(0, 1e9))
+      ->needs(relay);
   app.add_option("--relay-minutes", service.minutes, "minutes that one connection lasts (default 30, 0: any time)")
-      ->transform(real(0, 1e6));
+      ->transform(real(0, 1e6))
+      ->needs(relay);
 }
 
 void apply(const RelayUse& use, p2p::HostOptions& host) {
+  if (use.none && !use.trusted.empty())
+    throw Exit{kBadInput, "--trusted-relays and --no-relay say the opposite of each other: leave one of them out"};
   host.use_relay = !use.none;
   host.trusted_relays = parse_addresses(use.trusted, "--trusted-relays");
   for (const auto& address : host.trusted_relays)

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,6 +32,9 @@ struct Exit {
 int run_program(int argc, char** argv, CLI::App& app, const std::function<int()>& body);
 /// Prints the exception that is being handled as one line on stderr, and returns the exit code for it.
 int report_failure();
+/// Refuses flags that were typed although nothing looks at them: "--name does nothing <why>: leave it out", Exit with
+/// code 2. What a file or a variable says is left alone: it may be for other commands, or other programs. For `body`.
+void refuse_idle(std::initializer_list<const char*> flags, const std::string& why);
 
 /// The groups of options below stand under headings of their own in --help.
 /// Adds --log-format, --log-level, --log-file and --log-file-megabytes.
@@ -45,7 +49,7 @@ std::string metrics_token(const std::string& path);
 void add_bandwidth_options(CLI::App& app, transport::BandwidthLimits& limits);
 /// Adds --congestion-control and --connections-per-peer.
 void add_connection_options(CLI::App& app, std::string& congestion_control, std::size_t& connections_per_peer);
-/// Adds --no-relay and --trusted-relays: how a peer that cannot be dialled is reached.
+/// Adds --no-relay and --trusted-relays, which exclude each other: how a peer that cannot be dialled is reached.
 struct RelayUse {
   bool none = false;
   std::vector<std::string> trusted;
@@ -58,7 +62,7 @@ struct RelayService {
   double megabytes = 4096, minutes = 30;  ///< of a circuit; 0: no limit
 };
 void add_relay_service_options(CLI::App& app, RelayService& service);
-/// The options of a host that these add up to; Exit with code 2 for bad addresses.
+/// The options of a host that these add up to; Exit with code 2 for bad addresses, or relays that are not to be used.
 void apply(const RelayUse& use, p2p::HostOptions& host);
 void apply(const RelayService& service, p2p::HostOptions& host);
 /// Adds --no-nat-port-map.

@@ -34,18 +34,13 @@ Task<void> some_at_once(Runtime& runtime, std::vector<Task<void>> calls) {
 
 }  // namespace
 
-Collector::Collector(Dht& dht, CollectorOptions options)
+Collector::Collector(Dht& dht, CollectorOptions options, std::optional<LookHistory> history)
     : dht_(dht),
       options_(std::move(options)),
-      history_(options_.run_id),
+      history_(history ? std::move(*history) : LookHistory(options_.run_id)),
       began_(dht.runtime().now()),
-      changed_(dht.runtime(), "a look at the run") {
-  if (options_.history_path.empty()) return;
-  const auto nonsense = history_.load(options_.history_path);
-  if (!nonsense) throw ErrorException(nonsense.error());
-  if (*nonsense > 0) log::warn("monitor", "{}: {} lines are none of a history", options_.history_path, *nonsense);
-  last_seen_ = history_.last_seen();
-}
+      last_seen_(history_.last_seen()),
+      changed_(dht.runtime(), "a look at the run") {}
 
 Task<void> Collector::look_again_and_again(Collector& self) {
   for (;;) {
@@ -102,7 +97,7 @@ void Collector::refresh() {
   view_ =
       make_view({.run_id = options_.run_id, .target = options_.target, .last_epoch_size = history_.last_epoch_size()},
                 records_read_, records_, map_ ? &*map_ : nullptr, &last_seen_);
-  if (view_.trainers + view_.clients > 0) {
+  if (saw_the_run(view_)) {
     last_seen_ = view_;
     last_seen_.peers.clear();
     last_seen_.links.clear();

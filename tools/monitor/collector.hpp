@@ -12,14 +12,14 @@ struct CollectorOptions {
   std::vector<Multiaddr> initial_peers;
   Duration period = 5s, crawl_period = 60s;
   std::optional<double> target;
-  std::string history_path;  ///< empty: none
+  std::string history_path;  ///< of the file to which looks are added; empty: none
   std::size_t max_nodes = 10'000;
 };
 
 class Collector {
  public:
-  /// Errors of the history file throw ErrorException.
-  Collector(Dht& dht, CollectorOptions options);
+  /// \param history  of this run, which goes on; nullopt: it begins now
+  Collector(Dht& dht, CollectorOptions options, std::optional<LookHistory> history = std::nullopt);
 
   /// Both forever.
   static Task<void> look_again_and_again(Collector& self);

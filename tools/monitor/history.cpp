@@ -14,6 +14,8 @@ namespace {
 
 using nlohmann::json;
 
+constexpr std::size_t kMostText = 64 << 20;  // bytes of a file's end: the looks that are kept, and those at other runs
+
 Look look_of(const RunView& view) {
   Look look{.time = view.time,
             .epoch = view.epoch,
@@ -51,9 +53,8 @@ std::string line_of(const Look& look, const std::string& run_id) {
   return line.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::optional<Look> look_from(const std::string& text, const std::string& run_id) try {
+std::optional<RecordedLook> look_from(const std::string& text) try {
   const json line = json::parse(text);
-  if (!run_id.empty() && line.at("run_id") != run_id) return std::nullopt;
   Look look{.time = line.at("time"),
             .epoch = line.at("epoch"),
             .samples = line.at("samples"),
@@ -67,7 +68,7 @@ std::optional<Look> look_from(const std::string& text, const std::string& run_id
   look.epoch_samples = line.value("epoch_samples", 0.0);
   if (line.contains("nodes")) look.nodes = line.at("nodes").get<std::size_t>();
   if (line.contains("reachable")) look.reachable = line.at("reachable").get<std::size_t>();
-  return look;
+  return RecordedLook{.run_id = line.at("run_id").get<std::string>(), .look = look};
 } catch (const json::exception&) {
   return std::nullopt;
 }
@@ -96,15 +97,28 @@ Result<std::size_t> LookHistory::load(const std::string& path) {
   if (!std::filesystem::exists(path, error)) return 0;
   std::ifstream file(path);
   if (!file) return system_error(Errc::io, errno, path);
-  std::size_t nonsense = 0;
+  std::deque<std::string> lines;
+  std::size_t bytes = 0;
   for (std::string line; std::getline(file, line);) {
-    if (line.empty()) continue;
-    if (!look_from(line, "")) {
+    bytes += line.size() + 1;
+    lines.push_back(line);
+    for (; bytes > kMostText; lines.pop_front()) bytes -= lines.front().size() + 1;
+  }
+  std::vector<Look> found;  // the last one first
+  std::size_t nonsense = 0;
+  for (auto line = lines.rbegin(); line != lines.rend() && found.size() < kKept; ++line) {
+    if (line->empty()) continue;
+    const auto recorded = look_from(*line);
+    if (!recorded) {
       ++nonsense;
-    } else if (const auto look = look_from(line, run_id_)) {
-      keep(*look);
-      if (look->epoch_samples > 0) epoch_size_ = look->epoch_samples;
+    } else if (recorded->run_id == run_id_) {
+      found.push_back(recorded->look);
     }
+  }
+  std::ranges::reverse(found);
+  for (const Look& look : found) {
+    keep(look);
+    if (look.epoch_samples > 0) epoch_size_ = look.epoch_samples;
   }
   return nonsense;
 }
@@ -132,13 +146,25 @@ std::optional<double> LookHistory::last_epoch_size() const {
 
 std::vector<Look> losses_of(const std::deque<Look>& looks) {
   std::vector<Look> losses;
+  std::optional<Look> fallen;  // the last one with a loss, where the epoch was lower than before
   for (const Look& look : looks) {
     if (!look.loss) continue;
-    if (!losses.empty() && losses.back().loss_step >= look.loss_step) {
-      if (losses.back().loss_step == look.loss_step) losses.back() = look;
+    const bool falls = !losses.empty() && look.loss_step < losses.back().loss_step;
+    if (falls && !fallen) {
+      fallen = look;
       continue;
     }
-    losses.push_back(look);
+    if (falls) {
+      const std::uint64_t begin = std::min(fallen->loss_step, look.loss_step);
+      std::erase_if(losses, [begin](const Look& old) { return old.loss_step >= begin; });
+      if (fallen->loss_step < look.loss_step) losses.push_back(*fallen);
+    }
+    fallen.reset();
+    if (!losses.empty() && losses.back().loss_step == look.loss_step) {
+      losses.back() = look;
+    } else {
+      losses.push_back(look);
+    }
   }
   return losses;
 }

@@ -32,7 +32,8 @@ class LookHistory {
 
   /// Keeps the look where it says something new; returns its line for the file then.
   std::optional<std::string> add(const RunView& view);
-  /// Takes back what a file holds of this run. Returns the number of lines that are none.
+  /// Takes back the last looks at this run that a file holds, as many as are kept. Returns how many lines from there on
+  /// are none. Takes a while for a long file: not for the loop.
   /// Errors: Errc::io when the file exists and cannot be read.
   Result<std::size_t> load(const std::string& path);
 
@@ -50,9 +51,14 @@ class LookHistory {
   std::optional<double> epoch_size_;
 };
 
-/// A look as a line, and back; nothing for another text, or a look at another run unless `run_id` is empty.
+/// A look, and at which run.
+struct RecordedLook {
+  std::string run_id;
+  Look look;
+};
+/// A look as a line, and back; nothing for another text.
 std::string line_of(const Look& look, const std::string& run_id);
-std::optional<Look> look_from(const std::string& line, const std::string& run_id);
+std::optional<RecordedLook> look_from(const std::string& line);
 
 /// At most so many of them, evenly, with the last one.
 template <class Range>
@@ -63,7 +69,8 @@ auto thinned(const Range& all, std::size_t most) {
   return some;
 }
 
-/// The newest loss of each epoch.
+/// The newest loss of each epoch. Where the epochs fall for more than one look, the run has begun anew, or has gone
+/// back to a checkpoint: the losses from there on take the place of older ones.
 std::vector<Look> losses_of(const std::deque<Look>& looks);
 
 }  // namespace cohive::tools

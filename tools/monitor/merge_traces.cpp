@@ -72,7 +72,8 @@ void set_clocks_right(std::vector<TraceFile>& traces) {
 
 std::vector<std::string> merge_traces(const std::vector<std::string>& paths, const std::string& output) {
   const OutputFile file("--output", output);
-  for (const std::string& path : paths) refuse_same_files({{"--output", output}}, {{"FILES", path}});
+  for (const std::string& path : paths)
+    refuse_same_files({{"--output", output}, {"--log-file", log_file()}}, {{"FILES", path}});
   std::vector<TraceFile> traces;
   for (const std::string& path : paths) traces.push_back(read_trace(path));
   set_clocks_right(traces);

@@ -13,7 +13,8 @@ namespace cohive::tools {
 namespace {
 
 constexpr double kFarthestEnd =
-    7 * 86400;  // seconds: a speed that takes longer is that of a trainer that has just begun
+    7 * 86400;                         // seconds: a speed that takes longer is that of a trainer that has just begun
+constexpr std::size_t kInMatrix = 60;  // peers between which the page shows all links: src/p2p/page/swarm.js
 
 std::string software_of(const std::string& agent, bool answers) {
   if (agent.starts_with("cohive/")) return "cohive";
@@ -103,17 +104,38 @@ class Parts {
   std::vector<std::size_t> above_;
 };
 
+/// The peers that each peer names, as indices of `peers`.
+using NamedPeers = std::vector<std::vector<std::size_t>>;
+
+/// Adds one link of each peer, then a second one of each, and so on: whoever names many takes no other one's place.
+void add_in_turn(RunView& view, const NamedPeers& named, std::size_t most) {
+  bool any_left = true;
+  for (std::size_t turn = 0; any_left; ++turn) {
+    any_left = false;
+    for (std::size_t from = 0; from < named.size(); ++from) {
+      if (turn >= named[from].size()) continue;
+      if (view.links.size() >= most) return;
+      view.links.emplace_back(from, named[from][turn]);
+      any_left = true;
+    }
+  }
+}
+
 void add_links(RunView& view, const SwarmMap& map, const std::vector<std::size_t>& peer_of_node, std::size_t most) {
   std::unordered_map<dht::DhtId, std::size_t> index;
   for (std::size_t i = 0; i < map.nodes.size(); ++i) index.emplace(map.nodes[i].id, i);
   Parts parts(map.nodes.size());
+  NamedPeers among_the_first(view.peers.size()), others(view.peers.size());
   for (std::size_t i = 0; i < map.nodes.size(); ++i)
     for (const dht::DhtId& named : map.nodes[i].named) {
       const auto found = index.find(named);
       if (found == index.end() || found->second == i || !map.nodes[found->second].reachable) continue;
       parts.join(i, found->second);
-      if (view.links.size() < most) view.links.emplace_back(peer_of_node[i], peer_of_node[found->second]);
+      const std::size_t from = peer_of_node[i], to = peer_of_node[found->second];
+      (std::max(from, to) < kInMatrix ? among_the_first : others)[from].push_back(to);
     }
+  add_in_turn(view, among_the_first, most);
+  add_in_turn(view, others, most);
   std::map<std::size_t, std::size_t> sizes;
   for (std::size_t i = 0; i < map.nodes.size(); ++i)
     if (map.nodes[i].reachable) ++sizes[parts.top(i)];
@@ -200,6 +222,10 @@ std::optional<double> middle_mean(std::vector<double> values) {
   const std::size_t left_out = values.size() == 3 ? 1 : values.size() / 4;
   const auto middle = std::span(values).subspan(left_out, values.size() - 2 * left_out);
   return std::accumulate(middle.begin(), middle.end(), 0.0) / static_cast<double>(middle.size());
+}
+
+bool saw_the_run(const RunView& view) {
+  return view.time > 0 && (view.trainers + view.clients > 0 || view.ended);
 }
 
 void keep_what_was_seen(RunView& view, const RunView& before) {

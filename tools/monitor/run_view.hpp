@@ -68,7 +68,8 @@ struct RunView {
   std::size_t nodes = 0, reachable = 0;
   std::vector<std::size_t> parts;  ///< sizes of the parts of the DHT that do not know each other, largest first
   std::vector<PeerView> peers;     ///< trainers first
-  std::vector<std::pair<std::size_t, std::size_t>> links;  ///< indices of `peers`: the first names the second
+  /// Indices of `peers`: the first names the second. Of too many, those between the first peers, and a share of each.
+  std::vector<std::pair<std::size_t, std::size_t>> links;
   struct RoundTrip {
     std::size_t from, to;  ///< indices of `peers`: what the first has measured
     double seconds;
@@ -91,6 +92,8 @@ std::uint64_t agreed_epoch(const std::vector<TrainerReport>& trainers);
 /// The mean of the middle half, of three the middle one: a peer that lies moves it little.
 std::optional<double> middle_mean(std::vector<double> values);
 
+/// Whether a view has seen the run, or knows when it was seen last: later ones are made with it as `before`.
+bool saw_the_run(const RunView& view);
 /// Of a run whose trainers have gone, keeps what `before` has seen of it: epoch, samples, target and loss.
 void keep_what_was_seen(RunView& view, const RunView& before);
 

@@ -104,7 +104,7 @@ Task<void> keep_telling(Collector& collector, RunExporter& exporter, Shown& show
 Task<int> serve_run(Dht& dht, ServeOptions options) {
   Runtime& runtime = dht.runtime();
   const auto network = transport::make_tcp_network(runtime);
-  Collector collector(dht, options.collector);
+  Collector collector(dht, options.collector, std::move(options.history));
   RunExporter exporter(runtime.metrics(), options.collector.run_id, options.peer_series);
   Shown shown(collector);
   Reacher reacher(dht);

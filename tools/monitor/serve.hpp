@@ -16,14 +16,14 @@ namespace cohive::tools {
 
 struct ServeOptions {
   CollectorOptions collector;
+  std::optional<LookHistory> history;  ///< what the file at collector.history_path holds; nullopt: nothing
   std::string address = "127.0.0.1:9470";
   std::string token;
   std::size_t peer_series = 100;  ///< trainers that /metrics tells one by one, at most
   bool json = false;              ///< print the addresses as JSON
 };
 
-/// Serves until it is dropped. Throws ErrorException for an address that cannot be had or a history that cannot be
-/// read.
+/// Serves until it is dropped. Throws ErrorException for an address that cannot be had.
 Task<int> serve_run(Dht& dht, ServeOptions options);
 
 }  // namespace cohive::tools

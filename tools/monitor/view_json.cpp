@@ -9,6 +9,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kPeersShown = 2000, kPointsShown = 500;
+constexpr std::ptrdiff_t kEpochsShown = 100;
 constexpr std::size_t kIdsShown = 4;  // of the trainers that tell of a round: else rounds times members
 
 template <class T>
@@ -64,6 +65,34 @@ json round_trips_json(const RunView& view) {
   for (const auto& [from, to, seconds] : view.round_trips)
     if (from < kPeersShown && to < kPeersShown) trips.push_back({from, to, seconds});
   return trips;
+}
+
+/// How long each epoch took. Where the epochs fall for more than one look, as in losses_of(), those from there on take
+/// the place of older ones.
+json epochs_json(const std::deque<Look>& looks) {
+  json::array_t epochs;
+  std::optional<Look> before, fallen;
+  for (const Look& look : looks) {
+    const bool falls = before && look.epoch < before->epoch;
+    if (falls && !fallen) {
+      fallen = look;
+      continue;
+    }
+    if (falls) {
+      const std::uint64_t begin = std::min(fallen->epoch, look.epoch);
+      std::erase_if(epochs, [begin](const json& old) { return old.at("epoch").get<std::uint64_t>() >= begin; });
+      before = fallen->epoch == begin ? fallen : std::nullopt;
+    }
+    fallen.reset();
+    if (before && look.epoch > before->epoch)
+      epochs.push_back(json{{"epoch", look.epoch - 1},
+                            {"time", look.time},
+                            {"seconds", (look.time - before->time) / static_cast<double>(look.epoch - before->epoch)},
+                            {"peers", look.trainers + look.clients}});
+    if (!before || look.epoch != before->epoch) before = look;
+  }
+  if (std::ssize(epochs) > kEpochsShown) epochs.erase(epochs.begin(), epochs.end() - kEpochsShown);
+  return epochs;
 }
 
 }  // namespace
@@ -128,19 +157,7 @@ json view_json(const RunView& view, const std::deque<Look>& looks) {
                             {"epoch", look.epoch},
                             {"samples_per_second", look.samples_per_second},
                             {"peers", look.trainers + look.clients}});
-  run["epochs"] = json::array();
-  std::optional<Look> before;
-  for (const Look& look : looks) {
-    if (before && look.epoch > before->epoch)
-      run["epochs"].push_back(
-          {{"epoch", look.epoch - 1},
-           {"time", look.time},
-           {"seconds", (look.time - before->time) / static_cast<double>(look.epoch - before->epoch)},
-           {"peers", look.trainers + look.clients}});
-    if (!before || look.epoch != before->epoch) before = look;
-  }
-  auto& epochs = run["epochs"].get_ref<json::array_t&>();
-  if (epochs.size() > 100) epochs.erase(epochs.begin(), epochs.end() - 100);
+  run["epochs"] = epochs_json(looks);
   return run;
 }
 

@@ -41,7 +41,7 @@ Task<int> print_lines(Dht& dht, WatchOptions options) {
     if (records) {
       const RunView view = make_view({.run_id = options.collector.run_id, .target = options.collector.target},
                                      dht.now(), *records, nullptr, &seen);
-      if (view.trainers + view.clients > 0) seen = view;
+      if (saw_the_run(view)) seen = view;
       print_line(view, options.json);
     } else {
       // A line would say that nobody trains, of which nothing is known.

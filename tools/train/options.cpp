@@ -67,10 +67,12 @@ void add_swarm_options(CLI::App& app, TrainOptions& o) {
   app.add_option("--announce-maddrs", o.swarm.announce_maddrs, "addresses to tell others instead");
   app.add_option("--identity-path", o.swarm.identity_path, "key file; made when missing");
   add_member_options(app, o.swarm.secret_file, o.swarm.members_file);
-  takes_endpoint(app.add_option("--metrics-address", o.swarm.metrics_address,
-                                "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
+  auto* address =
+      takes_endpoint(app.add_option("--metrics-address", o.swarm.metrics_address,
+                                    "host:port for a page, /status, /metrics, /healthz, /readyz and /debug"));
   app.add_option("--metrics-token-file", o.swarm.metrics_token_file,
-                 "ask for the token in this file before showing anything there");
+                 "ask for the token in this file before showing anything there")
+      ->needs(address);
   app.add_option("--trace", o.swarm.trace_file,
                  "write what this peer does when to this file, for ui.perfetto.dev (256 MiB at most)");
   app.add_flag("--client,--client-mode", o.swarm.client_mode, "do not listen: for peers that cannot be reached");
@@ -452,6 +454,9 @@ void refuse_idle_flags(const TrainOptions& o) {
   goes_with("--aggregation", o.aggregation, {"clipped-mean", "mean-of-senders"},
             {{"--clip-factor", o.clip_factor.has_value()}});
   goes_with("--agreed-compression", o.agreed_compression, {"top_k", "sparse2"}, {{"--density", o.density.has_value()}});
+  if (!o.swarm.use_relay || o.swarm.client_mode)
+    refuse({{"--trusted-relays", !o.swarm.trusted_relays.empty()}},
+           "is for a trainer that is dialled through relays, and with --no-relay or --client it is not");
   if (o.averager_rank == 0)
     refuse({{"--min-compression-ratio", o.min_compression_ratio.has_value()}}, "goes with --averager-rank");
   if (o.optimizer.use_local_updates && !o.local_steps)

@@ -61,7 +61,8 @@ struct AveragingMetrics {
     return metrics.counter("cohive_averaging_checked_averages_total", "Averages of other members that were made again.",
                            {{"averager", averager}, {"outcome", outcome}});
   }
-  static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60}; }
+  /// Returns bounds up to the longest averaging_timeout that the trainer takes.
+  static std::vector<double> bounds() { return {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1800, 3600}; }
   Counter rounds_ok, rounds_partial, rounds_failed, no_group;
   Histogram matchmaking_seconds, allreduce_seconds;
   Gauge group_size, round_parts, round_parts_done, bandwidth;

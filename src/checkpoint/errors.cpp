@@ -13,6 +13,7 @@ constexpr ErrorSentence<Errc> kSentences[] = {
     {Errc::not_empty, "the folder holds checkpoints already: resume from them, or name another folder"},
     {Errc::in_use, "another process writes its checkpoints there: give each a folder of its own"},
     {Errc::nothing_to_save, "the state could not be copied"},
+    {Errc::newer_version, "the checkpoint was written by a newer cohive: update this one"},
 };
 
 }  // namespace

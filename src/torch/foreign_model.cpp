@@ -29,7 +29,7 @@ ForeignModel::ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> bac
       sums_(runtime, backend_, sizes_of(parts.parameters)),
       intake_(sums_, parts.parameters, device_, trainer_, options.reuse_grad_buffers),
       extras_(make_round_extras(parts, options)),
-      schedule_(parts.scheduler, parts.optimizer),
+      schedule_(parts.make_scheduler, parts.optimizer),
       layout_(schedule_.entries(), parts.extras.python) {
   for (const auto& parameter : parameters_) {
     averaging::TensorInfo info;

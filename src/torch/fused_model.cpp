@@ -41,7 +41,7 @@ FusedModel::FusedModel(Runtime& runtime, std::shared_ptr<train::Backend> backend
       intake_(sums(), parts.parameters, parameters_.front().device(), trainer_, options.reuse_grad_buffers,
               make_download(link_, parts, options)),
       extras_(make_round_extras(parts, options)),
-      schedule_(parts.scheduler, parts.optimizer),
+      schedule_(parts.make_scheduler, parts.optimizer),
       layout_(schedule_.entries(), parts.extras.python) {
   average_beside(extras_.infos());
 }
@@ -243,8 +243,9 @@ Task<std::optional<averaging::SharedState>> FusedModel::snapshot(std::uint64_t e
   });
 }
 
+/// publish() writes to statistics that are averaged, while newcomers may read.
 Task<std::optional<averaging::SharedState>> FusedModel::view(std::uint64_t epoch) {
-  if (!parameters_.front().is_cpu() || has_changes()) co_return co_await snapshot(epoch);
+  if (!parameters_.front().is_cpu() || has_changes() || extras_.has_statistics()) co_return co_await snapshot(epoch);
   co_return co_await runtime().offload([this, epoch, used = in_use()]() -> std::optional<averaging::SharedState> {
     torch::NoGradGuard no_grad;
     const std::lock_guard lock(stepping_);

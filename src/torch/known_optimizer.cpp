@@ -127,11 +127,13 @@ to::OptimizerParamState& made_state(to::Optimizer& optimizer, const torch::Tenso
 
 }  // namespace
 
-std::vector<torch::Tensor> parameters_of(to::Optimizer& optimizer) {
+std::vector<torch::Tensor> parameters_of(const std::vector<to::OptimizerParamGroup>& groups) {
   std::vector<torch::Tensor> result;
-  for (auto& group : optimizer.param_groups())
-    result.insert(result.end(), group.params().begin(), group.params().end());
+  for (const auto& group : groups) result.insert(result.end(), group.params().begin(), group.params().end());
   return result;
+}
+std::vector<torch::Tensor> parameters_of(to::Optimizer& optimizer) {
+  return parameters_of(optimizer.param_groups());
 }
 
 std::optional<KnownOptimizer> KnownOptimizer::of(to::Optimizer& optimizer) {

@@ -16,6 +16,7 @@ namespace cohive::libtorch {
 
 /// All parameters, in the order of the parameter groups.
 std::vector<torch::Tensor> parameters_of(torch::optim::Optimizer& optimizer);
+std::vector<torch::Tensor> parameters_of(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
 class KnownOptimizer {
  public:

@@ -94,12 +94,22 @@ struct Place {
   std::string statistic;
 };
 
+/// Returns an array of the metadata; null where there is none.
+const msgpack::Array* told_by(const averaging::DownloadedState& state, std::string_view key) {
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* found = metadata ? metadata->find(key) : nullptr;
+  return found ? found->get_if<msgpack::Array>() : nullptr;
+}
+
 /// What a donor says of its optimizer; null where it says nothing.
 const msgpack::Array* leaves_of(const averaging::DownloadedState& state) {
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* layout = metadata ? metadata->find("optimizer_metadata") : nullptr;
-  const auto* leaves = layout ? layout->get_if<msgpack::Array>() : nullptr;
+  const auto* leaves = told_by(state, "optimizer_metadata");
   return leaves && !leaves->items.empty() ? leaves : nullptr;
+}
+
+/// Returns the names of a file's statistics; null for a state that is from no file.
+const msgpack::Array* names_of_statistics(const averaging::DownloadedState& state) {
+  return told_by(state, "statistics");
 }
 
 /// How many tensors of its optimizer a donor says that it has sent; nothing where it says nothing.
@@ -124,6 +134,21 @@ std::vector<Place> statistics_of_all(torch::optim::Optimizer& optimizer) {
       for (const auto& name : names) statistics.push_back({parameter, name});
   }
   return statistics;
+}
+
+/// Returns the name of a statistic in checkpoints.
+std::string name_of(std::size_t parameter, const std::string& statistic) {
+  return "optimizer." + std::to_string(parameter) + "." + statistic;
+}
+
+/// Says in words how the names of a file's statistics differ from those of ours; empty: they do not.
+std::string difference_of_names(const msgpack::Array& theirs, const std::vector<Place>& places) {
+  std::vector<Value> ours;
+  for (const auto& [parameter, statistic] : places) ours.emplace_back(name_of(parameter, statistic));
+  const auto [their, our] = std::ranges::mismatch(theirs.items, ours);
+  if (their == theirs.items.end() && our == ours.end()) return "";
+  const auto* name = their == theirs.items.end() ? nullptr : their->get_if<std::string>();
+  return name ? "it has " + log::quoted(*name) : "it lacks some";
 }
 
 /// Those of a parameter, with what they are before the first step where there are none yet. Of hivemind's optimizers
@@ -186,11 +211,11 @@ StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::v
   std::vector<Value> statistics;
   for (auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) {
-      const std::string of = "optimizer." + std::to_string(number++) + ".";
       for (const auto& [name, statistic] : all_statistics_of(optimizer, group.options(), parameter)) {
         statistics.push_back(leaf_tensor(statistics.size()));
-        add(statistic, codec::Role::optimizer, of + name);
+        add(statistic, codec::Role::optimizer, name_of(number, name));
       }
+      ++number;
     }
   const auto metadata = [&](std::vector<Value> leaves) {
     leaves.insert(leaves.end(), statistics.begin(), statistics.end());
@@ -269,7 +294,8 @@ Result<std::vector<torch::Tensor>> check_extras(const averaging::DownloadedState
                                                 const std::vector<torch::Tensor>& ours) {
   const auto bad = [&](const std::string& what) { return Error(Errc::bad_state, state.donor, what); };
   const auto sent = statistics_sent(state);
-  const std::size_t expected = parameters + ours.size() + sent.value_or(0);
+  const auto* const named = names_of_statistics(state);
+  const std::size_t expected = parameters + ours.size() + sent.value_or(named ? named->items.size() : 0);
   if (state.tensors.size() < expected || (sent && state.tensors.size() != expected))
     return bad("it has " + std::to_string(state.tensors.size()) + " tensors" +
                (sent ? ", " + std::to_string(*sent) + " of them of its optimizer" : "") + ", and this model has " +
@@ -292,17 +318,19 @@ std::vector<Place> check_statistics(torch::optim::Optimizer& optimizer, const av
   if (const auto* leaves = leaves_of(state)) comparison = layout.compare(optimizer, *leaves);
   std::string differences;
   for (const auto& difference : comparison.differences) differences += (differences.empty() ? "" : "; ") + difference;
-  if (sent == places.size() && !comparison.other_class) {
+  const auto* const names = names_of_statistics(state);
+  const std::string other_names = names ? difference_of_names(*names, places) : "";
+  if (sent == places.size() && !comparison.other_class && other_names.empty()) {
     if (!differences.empty()) checked.note = "was taken, but its optimizer is not set up as ours: " + differences;
     return places;
   }
-  std::string names;
+  std::string kept;
   for (const auto& name : statistics_kept(optimizer.param_groups().front().options()))
-    names += (names.empty() ? "" : ", ") + name;
+    kept += (kept.empty() ? "" : ", ") + name;
   checked.note = "was taken, but not the statistics of its optimizer: it has " + std::to_string(sent) +
                  " and ours keeps " + std::to_string(places.size()) +
-                 (names.empty() ? "" : " (" + names + " of each parameter)") +
-                 (differences.empty() ? "" : "; " + differences);
+                 (kept.empty() ? "" : " (" + kept + " of each parameter)") +
+                 (differences.empty() ? "" : "; " + differences) + (other_names.empty() ? "" : "; " + other_names);
   return {};
 }
 

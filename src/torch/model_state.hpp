@@ -52,8 +52,8 @@ struct CheckedState {
   std::string note;  ///< a sentence without its subject: what else differs; empty: nothing
 };
 /// Errors: averaging::Errc::bad_state for another layout of parameters or extra tensors, values that are not finite, no
-/// epoch, or one below `least_epoch`. `layout` learns from the donor's. Tensors may go on living in the state's memory
-/// where nothing else shares it.
+/// epoch, or one below `least_epoch`. `layout` learns from the donor's. The metadata of a file names its statistics, as
+/// "statistics". Tensors may go on living in the state's memory where nothing else shares it.
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras,
                                  OptimizerLayout& layout);

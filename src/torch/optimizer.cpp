@@ -9,10 +9,18 @@
 #include "cohive/train/trainer.hpp"
 #include "described_tensors.hpp"
 #include "known_optimizer.hpp"
+#include "refuse.hpp"
 #include "saved_training.hpp"
 #include "torch_replica.hpp"
 
 namespace cohive {
+namespace {
+
+bool are_same(const std::vector<torch::Tensor>& some, const std::vector<torch::Tensor>& others) {
+  return std::ranges::equal(some, others, [](const auto& one, const auto& other) { return one.is_same(other); });
+}
+
+}  // namespace
 
 struct Optimizer::Impl {
   Impl(Swarm& s, OptimizerOptions opts) : swarm(s), given(std::move(opts)) { train::check(given); }
@@ -21,8 +29,8 @@ struct Optimizer::Impl {
   }
 
   void make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups, const OptimizerFactory& make);
-  void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer,
-            const SchedulerFn& make_scheduler, ModelExtras extras);
+  void open(std::vector<torch::Tensor> parameters, torch::optim::Optimizer& optimizer, SchedulerFn make_scheduler,
+            ModelExtras extras);
   /// How the gradients of a batch come.
   struct Scaled {
     double scale = 1;
@@ -45,27 +53,31 @@ struct Optimizer::Impl {
   std::vector<torch::Tensor> stepped;  // in its groups
   libtorch::DescribedTensors described;
   std::shared_ptr<libtorch::TrainerStream> stream;  // of the trainer
-  std::unique_ptr<torch::optim::LRScheduler> scheduler;
-  libtorch::TorchReplica* model = nullptr;  // the trainer's
+  bool scheduled = false;                           // the learning rates follow a scheduler
+  libtorch::TorchReplica* model = nullptr;          // the trainer's
   std::unique_ptr<train::Trainer> trainer;
 };
 
 void Optimizer::Impl::make_own_optimizer(std::vector<torch::optim::OptimizerParamGroup> groups,
                                          const OptimizerFactory& make) {
-  std::vector<torch::Tensor> parameters;
-  for (const auto& group : groups) parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  const auto parameters = libtorch::parameters_of(groups);
   libtorch::check_parameters(parameters);
   const bool copies =
       given.offload_optimizer && !(parameters.front().is_cpu() && libtorch::fit_for_fused_steps(parameters));
-  made = make(copies ? libtorch::make_masters(groups) : std::move(groups));
-  if (!made) throw std::invalid_argument("cohive::Optimizer: the function that makes the optimizer returned null");
+  if (copies) groups = libtorch::make_masters(groups);
+  const auto handed = libtorch::parameters_of(groups);
+  made = make(std::move(groups));
+  libtorch::demand(made != nullptr, "the function that makes the optimizer returned null");
+  libtorch::demand(are_same(libtorch::parameters_of(*made), handed),
+                   "the function that makes the optimizer has given it other parameters than the groups that it is "
+                   "handed have, or has changed their order, by which peers know them: pass those groups on");
 }
 
-void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Optimizer& of,
-                           const SchedulerFn& make_scheduler, ModelExtras extras) {
+void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Optimizer& of, SchedulerFn make_scheduler,
+                           ModelExtras extras) {
   optimizer = &of;
   stepped = libtorch::parameters_of(of);
-  if (make_scheduler) scheduler = make_scheduler(of);
+  scheduled = make_scheduler != nullptr;
   libtorch::check_parameters(tensors);
   described.add("parameter", tensors);
   if (made) described.add("the optimizer's parameter", stepped);
@@ -73,8 +85,8 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
   stream = libtorch::trainer_stream_of(tensors.front().device());  // of this thread
   stream->note();
   const auto make = [&](Runtime& runtime, train::TrainerThread&) {
-    std::shared_ptr<libtorch::TorchReplica> replica =
-        libtorch::make_replica(runtime, {std::move(tensors), of, scheduler.get(), std::move(extras), stream}, given);
+    std::shared_ptr<libtorch::TorchReplica> replica = libtorch::make_replica(
+        runtime, {std::move(tensors), of, std::move(make_scheduler), std::move(extras), stream}, given);
     model = replica.get();
     return std::shared_ptr<train::Replica>(replica, &model->replica());
   };
@@ -85,8 +97,7 @@ void Optimizer::Impl::open(std::vector<torch::Tensor> tensors, torch::optim::Opt
 /// Before anything uses the model.
 void Optimizer::Impl::check_model() const {
   described.check();
-  const auto same = [](const torch::Tensor& now, const torch::Tensor& then) { return now.is_same(then); };
-  if (!std::ranges::equal(libtorch::parameters_of(*optimizer), stepped, same))
+  if (!are_same(libtorch::parameters_of(*optimizer), stepped))
     throw std::logic_error(
         "cohive::Optimizer: the optimizer's groups have other parameters than when it was made collaborative, and "
         "peers "
@@ -123,17 +134,16 @@ StepReport Optimizer::Impl::step(std::int64_t batch, Scaled gradients) {
 Optimizer::Optimizer(Swarm& swarm, torch::optim::Optimizer& optimizer, OptimizerOptions options, SchedulerFn scheduler,
                      ModelExtras extras)
     : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
-  impl_->open(libtorch::parameters_of(optimizer), optimizer, scheduler, std::move(extras));
+  impl_->open(libtorch::parameters_of(optimizer), optimizer, std::move(scheduler), std::move(extras));
 }
 
 Optimizer::Optimizer(Swarm& swarm, std::vector<torch::optim::OptimizerParamGroup> parameters,
                      const OptimizerFactory& make_optimizer, OptimizerOptions options, SchedulerFn scheduler,
                      ModelExtras extras)
     : impl_(std::make_unique<Impl>(swarm, std::move(options))) {
-  std::vector<torch::Tensor> tensors;
-  for (const auto& group : parameters) tensors.insert(tensors.end(), group.params().begin(), group.params().end());
+  auto tensors = libtorch::parameters_of(parameters);
   impl_->make_own_optimizer(std::move(parameters), make_optimizer);
-  impl_->open(std::move(tensors), *impl_->made, scheduler, std::move(extras));
+  impl_->open(std::move(tensors), *impl_->made, std::move(scheduler), std::move(extras));
 }
 
 Optimizer::~Optimizer() = default;
@@ -217,7 +227,7 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
   impl_->use_model().settle();
   const auto write = [this, &archive] {
     const auto turn = impl_->stream->in_turn();
-    libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduler != nullptr);
+    libtorch::load_training(archive, *impl_->optimizer, impl_->model->masters(), impl_->scheduled);
     impl_->model->look_at_state();
   };
   impl_->use_model().restore(epoch, write);

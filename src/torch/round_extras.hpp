@@ -26,6 +26,8 @@ class RoundExtras {
   RoundExtras(torch::optim::Optimizer& optimizer, ModelExtras extras, bool own_types);
 
   bool empty() const noexcept { return infos_.empty(); }
+  /// Tells whether publish() writes to statistics of the optimizer.
+  bool has_statistics() const noexcept { return !statistics_.empty(); }
   const std::vector<averaging::TensorInfo>& infos() const noexcept { return infos_; }
   const std::vector<torch::Tensor>& tensors() const noexcept { return extras_.extra_tensors; }
 

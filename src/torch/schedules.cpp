@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <stdexcept>
 
@@ -88,6 +89,12 @@ std::vector<std::pair<std::string, double>> FactorLR::kept_in_group(double rate)
   if (const auto* cycle = factor_.target<OneCycle>())
     return {{"initial_lr", rate * cycle->first()}, {"max_lr", rate}, {"min_lr", rate * cycle->last()}};
   return {{"initial_lr", rate}};
+}
+
+/// LibTorch counts in fewer bits than runs may have epochs.
+void FactorLR::enter_epoch(std::uint64_t epoch) {
+  step_count_ = static_cast<unsigned>(std::min<std::uint64_t>(epoch, std::numeric_limits<unsigned>::max() - 1));
+  step();
 }
 
 std::vector<double> FactorLR::get_lrs() {

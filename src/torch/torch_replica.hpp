@@ -43,7 +43,7 @@ class TorchReplica {
 struct ModelParts {
   std::vector<torch::Tensor> parameters;  ///< that the trainer computes with
   torch::optim::Optimizer& optimizer;     ///< of these, or of their masters
-  torch::optim::LRScheduler* scheduler = nullptr;
+  SchedulerFn make_scheduler = nullptr;   ///< of the optimizer; null: there is none
   ModelExtras extras = {};
   std::shared_ptr<TrainerStream> trainer = nullptr;  ///< null: made by the thread that makes the model
 };

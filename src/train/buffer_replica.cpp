@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <numeric>
 #include <stdexcept>
 
 #include "cohive/averaging/errors.hpp"
+#include "cohive/core/log.hpp"
 #include "cohive/optim/parallel.hpp"
 #include "train/detail/loaded_state.hpp"
 
 namespace cohive::train {
 namespace {
+
+constexpr const char* kSteps = "optimizer.step";
 
 [[noreturn]] void refuse_array(const std::string& which, const std::string& what) {
   throw std::invalid_argument("cohive: " + which + " " + what);
@@ -57,6 +61,26 @@ Buffer filled(std::size_t size, double value) {
 
 Slice bytes_of(std::span<const float> values) {
   return Slice::copy_of({reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()});
+}
+
+/// Puts the statistics of a file, which its metadata names, in the order of ours. False: it has others, which are left
+/// out.
+/// \param statistics  names of ours
+bool put_in_order(std::vector<const codec::Tensor*>& tensors, const msgpack::Value& metadata,
+                  const std::vector<std::string>& statistics) {
+  const auto* map = metadata.get_if<msgpack::Map>();
+  const auto* found = map ? map->find("statistics") : nullptr;
+  const auto* names = found ? found->get_if<msgpack::Array>() : nullptr;
+  if (!names || names->items.size() > tensors.size()) return true;
+  const std::size_t before = tensors.size() - names->items.size();
+  std::map<std::string_view, const codec::Tensor*> theirs;
+  for (std::size_t i = before; i < tensors.size(); ++i)
+    if (const auto* name = names->items[i - before].get_if<std::string>()) theirs.emplace(*name, tensors[i]);
+  const bool same = theirs.size() == statistics.size() &&
+                    std::ranges::all_of(statistics, [&](const auto& name) { return theirs.contains(name); });
+  tensors.resize(before);
+  for (std::size_t i = 0; same && i < statistics.size(); ++i) tensors.push_back(theirs.at(statistics[i]));
+  return same;
 }
 
 bool is_row_major(const BufferTensor& tensor) {
@@ -141,10 +165,11 @@ void BufferReplica::exchange_live(std::size_t parameter, Buffer& next) {
 
 void BufferReplica::schedule(std::function<optim::Options(std::uint64_t epoch)> schedule) {
   schedule_ = std::move(schedule);
-  enter_epoch(0);
+  enter_epoch(epoch_);
 }
 
 void BufferReplica::enter_epoch(std::uint64_t epoch) {
+  epoch_ = epoch;
   if (schedule_) options_ = schedule_(epoch);
   if (callers_.enter_epoch) callers_.enter_epoch(epoch);
 }
@@ -305,7 +330,7 @@ averaging::SharedState BufferReplica::describe(std::uint64_t epoch,
   const std::vector<float> steps(steps_.begin(), steps_.end());
   const codec::Shape shape{static_cast<std::uint32_t>(steps.size())};
   state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(steps)});
-  state.names.push_back("optimizer.step");
+  state.names.emplace_back(kSteps);
   return state;
 }
 
@@ -348,22 +373,31 @@ Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState&
   if (!epoch) return epoch;
   const std::lock_guard lock(stepping_);
   std::vector<std::span<float>> places;
+  std::vector<std::string> statistics;
   for (const auto& buffer : live_) places.push_back(buffer.values);
-  for (const auto& kept : kept_statistics()) places.push_back(kept.values);
-  if (state.tensors.size() != places.size() + 1) return bad("another number of tensors");
-  std::vector<std::span<const float>> values;
-  for (const auto& tensor : state.tensors) {
-    const std::size_t wanted = values.size() < places.size() ? places[values.size()].size() : size();
-    if (tensor.dtype != codec::DType::float32 || tensor.data.size() != wanted * sizeof(float))
-      return bad("tensor " + std::to_string(values.size()) + " has another shape");
-    values.emplace_back(reinterpret_cast<const float*>(tensor.data.data()), wanted);
-    if (!is_finite(tensor)) return bad("values that are not finite");
+  for (auto& kept : kept_statistics()) {
+    places.push_back(kept.values);
+    statistics.push_back(std::move(kept.name));
   }
-  const auto& counts = values.back();
-  if (!std::ranges::all_of(counts, [](float steps) { return std::round(steps) >= 0 && steps <= optim::kMostSteps; }))
-    return bad("a count of steps that is none");
+  statistics.emplace_back(kSteps);
+  std::vector<const codec::Tensor*> tensors;
+  for (const auto& tensor : state.tensors) tensors.push_back(&tensor);
+  const bool whole = put_in_order(tensors, state.metadata, statistics);
+  if (!whole) places.resize(size());
+  if (tensors.size() != places.size() + (whole ? 1u : 0u)) return bad("another number of tensors");
+  std::vector<std::span<const float>> values;
+  for (const codec::Tensor* tensor : tensors) {
+    const std::size_t wanted = values.size() < places.size() ? places[values.size()].size() : size();
+    if (tensor->dtype != codec::DType::float32 || tensor->data.size() != wanted * sizeof(float))
+      return bad("tensor " + std::to_string(values.size()) + " has another shape");
+    values.emplace_back(reinterpret_cast<const float*>(tensor->data.data()), wanted);
+    if (!is_finite(*tensor)) return bad("values that are not finite");
+  }
+  const auto is_count = [](float steps) { return std::round(steps) >= 0 && steps <= optim::kMostSteps; };
+  if (whole && !std::ranges::all_of(values.back(), is_count)) return bad("a count of steps that is none");
   for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
-  for (std::size_t i = 0; i < size(); ++i) steps_[i] = std::llround(counts[i]);
+  for (std::size_t i = 0; whole && i < size(); ++i) steps_[i] = std::llround(values.back()[i]);
+  if (!whole) log::warn("train", "the checkpoint was taken without the statistics of its optimizer: ours keeps others");
   return epoch;
 }
 

@@ -78,13 +78,17 @@ Task<bool> CatchingUp::catch_up_if_behind() {
 Task<bool> CatchingUp::catch_up() {
   run_.wait_clock.turn_to(Wait::download);
   const RunRounds::Suspended suspended(rounds_);
-  bool loaded = co_await follow_this_round();
+  bool loaded = co_await follow_this_round(), none_shared = false;
   if (!loaded) {
     co_await rounds_.abandon();
-    loaded = (co_await load_state()).has_value();
+    const auto state = co_await load_state();
+    loaded = state.has_value();
+    none_shared = !loaded && state.error() == averaging::Errc::no_donor;
+    if (none_shared && rounds_.follows_others() && may_follow(run_.tracker.snapshot()))
+      loaded = co_await follow_next_round();
   }
   co_await epochs_.drop_batches();
-  rounds_.tried_to_catch_up(run_.counts.epoch());
+  rounds_.tried_to_catch_up(run_.counts.epoch(), none_shared && !loaded);
   if (!run_.ended) loaded ? run_.tracker.begin_anew(run_.counts.epoch()) : run_.tracker.report(run_.counts.epoch(), 0);
   if (loaded && !out_of_sync(run_.tracker.snapshot())) {
     fruitless_ = 0;
@@ -132,6 +136,15 @@ Task<bool> CatchingUp::join() {
           "averaged with one another do not take its state. Start all of them from the newest checkpoint, or this "
           "one without",
           run_.options.run_id, epoch, run_.counts.epoch());
+    const std::uint64_t most = run_.tracker.epoch_of_most();
+    if (run_.tracker.others_began() && most > run_.counts.epoch()) {
+      log::warn("train",
+                "clients report epoch {} of run {}, and share no state: the parameters of this peer, of epoch {}, "
+                "count for nothing beside theirs until a round has given it those. Start it from the newest "
+                "checkpoint, if there is one",
+                most, run_.options.run_id, run_.counts.epoch());
+      rounds_.follow_others();
+    }
     has_joined();
     co_return false;
   }
@@ -155,6 +168,7 @@ Task<bool> CatchingUp::join() {
   if (none_shared && (at_once || ++fruitless_ >= kMostTries)) {
     log::warn("train", "others report for run {}, and none of them shares a state: going on with our own of epoch {}",
               run_.options.run_id, run_.counts.epoch());
+    if (epoch > run_.counts.epoch()) rounds_.follow_others();
     fruitless_ = 0;
     has_joined();
     co_return false;
@@ -344,6 +358,7 @@ Task<Result<std::uint64_t>> CatchingUp::replace_model(averaging::DownloadedState
   const std::uint64_t least = source == Source::peer ? run_.model.epoch() : 0;  // a user may wish to go back
   const auto loaded = co_await run_.replica.load(std::move(state), least);
   if (!loaded) co_return loaded;
+  (void)rounds_.take_followed();
   for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().reset();
   co_await write_kept(std::move(values));
   if (source == Source::peer)
@@ -409,13 +424,25 @@ Task<bool> CatchingUp::follow(Scheduled& parameters, Search search) {
       co_await rounds_.exchange(parameters, {Occasion::following, run_.counts.epoch()}, search), 1);
 }
 
+bool CatchingUp::may_follow(const GlobalProgress& global) const {
+  return run_.of_parameters() && global.expected >= 2 && global.epoch > run_.counts.epoch() + 1;
+}
+
 Task<bool> CatchingUp::follow_next_round() {
-  Scheduled* const parameters = run_.of_parameters();
-  if (!parameters) co_return true;
   const GlobalProgress global = run_.tracker.snapshot();
-  if (global.expected < 2 || global.epoch <= run_.counts.epoch() + 1) co_return true;
-  rounds_.begin(*parameters, run_.counts.epoch(), global.expected, run_.options.averaging_timeout);
-  co_return co_await follow(*parameters, {.patience = run_.options.averaging_timeout});
+  if (!may_follow(global)) co_return true;
+  Scheduled& parameters = *run_.of_parameters();
+  rounds_.begin(parameters, run_.counts.epoch(), global.expected, run_.options.averaging_timeout);
+  co_return co_await follow(parameters, {.patience = run_.options.averaging_timeout});
+}
+
+Task<bool> CatchingUp::go_on_from_followed() {
+  const Exchanged followed{.round = rounds_.take_followed()};
+  if (!co_await take_epoch_of(followed, 1)) co_return false;
+  co_await epochs_.drop_batches();
+  founder_ = false;
+  run_.tracker.begin_anew(run_.counts.epoch());
+  co_return true;
 }
 
 /// The parameters are those of a round of the state: this peer takes the epoch of the members that are ahead of it,
@@ -446,6 +473,7 @@ Task<void> CatchingUp::restore(std::uint64_t epoch, std::function<void()> write)
   {
     auto change = co_await run_.model.change();
     co_await run_.runtime.offload(std::move(write));
+    (void)rounds_.take_followed();
     for (const auto& scheduled : run_.exchanges) co_await scheduled->exchange().reset();
     run_.model.set_epoch(epoch);
   }

@@ -1,7 +1,9 @@
 // Peers that are new, or behind: they download the state of a peer that is not.
 //
 // A newcomer takes the state of a run that others have begun, also where it is in the same epoch: until it has, it is
-// in no round, and shares no state. Of two trainers one is the first (ProgressTracker::others_began).
+// in no round, and shares no state. Of two trainers one is the first (ProgressTracker::others_began). Where nobody
+// shares a state, as clients do not, it goes on with its own, which counts for nothing beside members that are ahead
+// until a round of the parameters has given it theirs.
 // Where epochs are shorter than a download, a downloaded state is old when it comes, and so would be the next one. So
 // the peer joins the next round of the state with weight 0, and takes what its members have averaged.
 // Claims of strangers are proven by a state that can be downloaded, while training goes on. There is one pause for all
@@ -41,7 +43,10 @@ class CatchingUp {
   /// Loads the swarm's state; after a failure it makes the trainer wait, for its gradients would be of no use. Returns
   /// whether it did.
   Task<bool> catch_up();
-  /// The same where the swarm is ahead, after a look at it.
+  /// Goes on from the last round of the parameters that has given this peer those of members that are ahead (see
+  /// RunRounds::follow_others). Returns false where there was none since the last call. After Epochs::settle.
+  Task<bool> go_on_from_followed();
+  /// The same as catch_up where the swarm is ahead, after a look at it.
   Task<bool> catch_up_if_behind();
   /// This peer takes the parameters and the epoch of a round of the state, where at least so many members are ahead of
   /// it.
@@ -71,6 +76,7 @@ class CatchingUp {
   Task<bool> is_borne_out(std::uint64_t epoch, std::uint64_t GlobalProgress::* by);
   Task<bool> follow_this_round();
   bool downloads_are_slow(const GlobalProgress& global) const;
+  bool may_follow(const GlobalProgress& global) const;
   Task<void> follow_the_run();
   Task<bool> follow_next_round();
   Task<bool> follow(Scheduled& parameters, Search search);

@@ -22,6 +22,7 @@ using checkpoint::Errc;
 constexpr std::string_view kParameter = "parameter.", kExtra = "extra.", kOptimizer = "optimizer.", kUser = "user.",
                            kAverager = "averager.", kOwed = ".owed";
 constexpr std::string_view kVersion = "cohive.version", kRunId = "cohive.run_id", kEpoch = "cohive.epoch";
+constexpr std::uint64_t kOurVersion = 1;
 constexpr std::size_t kOfAll = std::numeric_limits<std::size_t>::max();
 
 /// Where a tensor stands in a state.
@@ -60,6 +61,12 @@ std::optional<Slot> slot_of(std::string_view name) {
   return Slot{Slot::Kind::optimizer, *index, std::string(statistic.substr(dot + 1))};
 }
 
+/// Returns the name of a statistic in files.
+std::string name_of(const Slot& slot) {
+  const std::string of = slot.index == kOfAll ? "" : std::to_string(slot.index) + ".";
+  return std::string(kOptimizer) + of + slot.statistic;
+}
+
 }  // namespace
 
 void check_names(const std::vector<std::string>& names, std::size_t parameters) {
@@ -85,6 +92,14 @@ Origin origin_of(const checkpoint::Metadata& metadata) {
   return {run_id->second, *value};
 }
 
+Result<> check_version(const checkpoint::Metadata& metadata) {
+  const auto found = metadata.find(kVersion);
+  const auto version = found == metadata.end() ? std::optional(kOurVersion) : number(found->second);
+  if (version && *version <= kOurVersion) return ok();
+  return Error(Errc::newer_version, log::quoted(found->second) + " is its version, and the newest that is known is " +
+                                        std::to_string(kOurVersion));
+}
+
 Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
                                        std::vector<checkpoint::NamedTensor> of_averager, const std::string& run_id,
                                        const std::vector<std::string>& parameter_names,
@@ -95,7 +110,7 @@ Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
   checkpoint::TensorFile content;
   // Python's libraries look for the format of the tensors.
   content.metadata = {{"format", "pt"},
-                      {std::string(kVersion), "1"},
+                      {std::string(kVersion), std::to_string(kOurVersion)},
                       {std::string(kRunId), run_id},
                       {std::string(kEpoch), std::to_string(epoch_of(state.metadata).value_or(0))}};
   for (const auto& [key, value] : strings) content.metadata.emplace(std::string(kUser) + key, value);
@@ -167,8 +182,8 @@ checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata) {
   return strings;
 }
 
-Result<std::vector<codec::Tensor>> to_tensors(checkpoint::TensorFile content,
-                                              const std::vector<std::string>& parameter_names, std::size_t parameters) {
+Result<StateTensors> to_tensors(checkpoint::TensorFile content, const std::vector<std::string>& parameter_names,
+                                std::size_t parameters) {
   std::map<std::string_view, std::size_t> names;
   for (std::size_t i = 0; i < parameter_names.size(); ++i) names.emplace(parameter_names[i], i);
   std::map<Slot, codec::Tensor> slots;
@@ -188,13 +203,14 @@ Result<std::vector<codec::Tensor>> to_tensors(checkpoint::TensorFile content,
   if (found != parameters)
     return Error(Errc::does_not_fit,
                  "it has " + std::to_string(found) + " of the model's " + std::to_string(parameters) + " parameters");
-  std::vector<codec::Tensor> tensors;
+  StateTensors state;
   for (auto& [slot, tensor] : slots) {
     if (slot.kind == Slot::Kind::extra && slot.index >= extras)
       return Error(Errc::does_not_fit, "an extra tensor is missing");
-    tensors.push_back(std::move(tensor));
+    if (slot.kind == Slot::Kind::optimizer) state.statistics.items.emplace_back(name_of(slot));
+    state.tensors.push_back(std::move(tensor));
   }
-  return tensors;
+  return state;
 }
 
 }  // namespace cohive::train

@@ -17,6 +17,7 @@
 #include "cohive/averaging/host_parts.hpp"
 #include "cohive/averaging/state_sharing.hpp"
 #include "cohive/checkpoint/safetensors.hpp"
+#include "cohive/core/msgpack.hpp"
 
 namespace cohive::train {
 
@@ -30,6 +31,8 @@ struct Origin {
   std::uint64_t epoch = 0;
 };
 Origin origin_of(const checkpoint::Metadata& metadata);
+/// Errors: Errc::newer_version of the checkpoint module for a file whose names may mean something else than ours.
+Result<> check_version(const checkpoint::Metadata& metadata);
 
 /// Errors: cohive::Errc::invalid_argument for a state whose tensors have no names.
 Result<checkpoint::TensorFile> to_file(const averaging::SharedState& state,
@@ -46,8 +49,13 @@ Result<> take_residuals(std::vector<checkpoint::NamedTensor>& saved, const avera
                         const std::vector<averaging::TensorInfo>& gradients);
 /// Returns the caller's strings.
 checkpoint::Metadata strings_of(const checkpoint::Metadata& metadata);
-/// Returns the tensors in the order of a state. Errors: Errc::does_not_fit of the checkpoint module.
-Result<std::vector<codec::Tensor>> to_tensors(checkpoint::TensorFile content,
-                                              const std::vector<std::string>& parameter_names, std::size_t parameters);
+/// The tensors of a file in the order of a state.
+struct StateTensors {
+  std::vector<codec::Tensor> tensors;
+  msgpack::Array statistics;  ///< the names of the last ones, optimizer.<i>.<statistic> and so on
+};
+/// Errors: Errc::does_not_fit of the checkpoint module.
+Result<StateTensors> to_tensors(checkpoint::TensorFile content, const std::vector<std::string>& parameter_names,
+                                std::size_t parameters);
 
 }  // namespace cohive::train

@@ -85,11 +85,13 @@ bool Checkpoints::begin_due() {
   return true;
 }
 
+void Checkpoints::end_in_background() {
+  const std::lock_guard lock(mutex_);
+  in_background_ = false;
+}
+
 Task<void> Checkpoints::write_in_background(Checkpoints& self, checkpoint::Metadata strings) {
-  const auto end = on_exit([&self] {
-    const std::lock_guard lock(self.mutex_);
-    self.in_background_ = false;
-  });
+  const auto end = on_exit([&self] { self.end_in_background(); });
   // A round that goes on holds the state for as long as it may last, which may be without end.
   const Duration patience = 2 * std::min<Duration>(self.run_.options.averaging_timeout, Duration::max() / 2);
   const auto written = co_await self.write(std::move(strings), patience);
@@ -185,6 +187,7 @@ Task<Result<std::uint64_t>> Checkpoints::load(path file) {
 }
 
 Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, bool of_this_run) {
+  if (const auto known = check_version(content.metadata); !known) co_return known.error().with_context(file.string());
   StepReport ignored;
   (void)co_await epochs_.settle(ignored);
   const RunRounds::Suspended suspended(rounds_);
@@ -195,13 +198,14 @@ Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, 
   auto strings = of_this_run ? strings_of(content.metadata) : checkpoint::Metadata();
   auto of_averager = take_of_averager(content);
   auto values = run_.kept.take_from(content);
-  auto tensors =
+  auto found =
       to_tensors(std::move(content), run_.options.checkpoints.parameter_names, run_.replica.gradient_infos().size());
-  if (!tensors) co_return tensors.error().with_context(file.string());
+  if (!found) co_return found.error().with_context(file.string());
   averaging::DownloadedState state;
   state.donor = run_.dht.host().id();
-  state.metadata = msgpack::Map{{{"epoch", epoch}}};
-  state.tensors = std::move(*tensors);
+  // Replicas tell by the names whether the statistics are theirs.
+  state.metadata = msgpack::Map{{{"epoch", epoch}, {"statistics", std::move(found->statistics)}}};
+  state.tensors = std::move(found->tensors);
   if (!of_this_run) values.clear();
   if (of_this_run && values.empty() && run_.kept.elements() > 0)
     log::warn("train", "{} lacks what the exchanges of this run keep: they begin at its model", file.string());

@@ -20,8 +20,10 @@ class Checkpoints {
   Checkpoints(RunContext& run, RunRounds& rounds, Epochs& epochs, CatchingUp& catching_up);
 
   // ---- Any thread
-  /// Tells whether one is to be written now, and none is. The next call of write_in_background() writes it.
+  /// Tells whether one is to be written now, and none is. The next call of write_in_background() writes it, or
+  /// end_in_background() gives it up: the next attempt is made when the next one is due.
   bool begin_due();
+  void end_in_background();
   /// Returns the strings of the application that belong to the state as it is.
   checkpoint::Metadata own_strings() const;
   /// Returns those of the checkpoint that this run goes on from.

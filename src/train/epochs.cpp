@@ -23,7 +23,21 @@ void Epochs::note_progress() {
 }
 
 void Epochs::consider_rounds() {
-  if (!update_ || update_->done.is_set()) rounds_.consider();
+  if (update_ && !update_->done.is_set()) return;
+  if (run_.options.auxiliary) follow_the_run();
+  rounds_.consider();
+}
+
+/// An auxiliary peer has no state that belongs to its epoch: it goes on with that of the run, or back to it. The end of
+/// its own one takes the rounds that have a group, and where it is one epoch behind, those that it may be in time for.
+void Epochs::follow_the_run() {
+  const std::uint64_t epoch = run_.tracker.snapshot().epoch, own = run_.counts.epoch();
+  const auto has_round = [](const auto& scheduled) { return scheduled->round() != nullptr; };
+  const auto has_group = [](const auto& scheduled) { return scheduled->has_group(); };
+  if (epoch == own || std::ranges::any_of(run_.exchanges, has_group)) return;
+  if (epoch == own + 1 && std::ranges::any_of(run_.exchanges, has_round)) return;
+  for (const auto& scheduled : run_.exchanges) scheduled->give_up();
+  enter(epoch);
 }
 
 bool Epochs::trains() const {
@@ -172,7 +186,8 @@ void Epochs::release(Update& update) {
 /// for it in the next round. One that is late has a group only if its members are still looking for one.
 Task<std::shared_ptr<const averaging::RoundReport>> Epochs::take_part(Update& update, std::size_t number, bool first) {
   Scheduled& scheduled = *run_.exchanges[number];
-  Search search{.epoch = update.epoch, .patience = run_.options.matchmaking_time * 2};
+  Search search{.patience = run_.options.matchmaking_time * 2};
+  if (!rounds_.follows_others()) search.epoch = update.epoch;  // else the run is beyond it
   // Where no round of this epoch's end came before, the others may be about to look whether the epoch has ended.
   if (first)
     search.patience =

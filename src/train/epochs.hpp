@@ -18,7 +18,7 @@ class Epochs {
 
   /// Tells the swarm what the trainer has counted, and looks whether it is time to find a group.
   void note_progress();
-  /// As RunRounds::consider, unless the last rounds are still in use.
+  /// As RunRounds::consider, unless the last rounds are still in use. An auxiliary peer enters the run's epoch first.
   void consider_rounds();
   /// Tells whether the trainer has batches for the end of this epoch, or is about to make them.
   bool trains() const;
@@ -38,6 +38,7 @@ class Epochs {
   Task<void> drop_batches();
 
  private:
+  void follow_the_run();
   Counted take_batches();
   static Task<void> advance(Epochs& self, std::shared_ptr<Update> update);
   Task<void> make(Update& update);

@@ -15,7 +15,7 @@ constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trai
 constexpr Duration kDialTime = 10s, kDialAgain = 60s;
 constexpr std::size_t kMaxBound = 20'000;
 // Seconds since the last report of a member that missed a round: until then it votes on the epoch, and nobody goes on
-// alone.
+// alone. Reports of an epoch that has just begun take less than the first.
 constexpr double kLately = 30, kJustNow = 3;
 
 }  // namespace
@@ -47,7 +47,7 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
   progress.expected = progress.in_sight = 0;
   if (progress.peers == 0) return;
   const p2p::Host& host = dht_.host();
-  std::size_t known = 0, strangers = 0, unreached = 0, absent = 0;
+  std::size_t known = 0, strangers = 0, unreached = 0, clients = 0, absent = 0;
   bool some_were_late = false;
   for (const auto& [peer, report] : reports_) {
     if (peer == host.id()) continue;
@@ -57,9 +57,11 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
     } else if (is_met(peer)) {
       ++known;
     } else {
-      ++(host.connected(peer) ? strangers : unreached);
+      ++(host.connected(peer) ? strangers : options_.auxiliary && report.client ? clients : unreached);
     }
   }
+  // Nobody dials a client: it comes to the group of an auxiliary peer, which has no other sign of it before.
+  strangers += std::min(clients, kFewStrangers);
   if (drawn_) {
     progress.expected = progress.in_sight = progress.peers - std::min(progress.peers, absent);
     return;
@@ -97,6 +99,18 @@ std::vector<ProgressTracker::Trainer> ProgressTracker::trainers() const {
     if (peer != dht_.host().id() && !report.client) all.push_back({peer, report.epoch});
   std::ranges::partition(all, [this](const Trainer& one) { return dht_.host().connected(one.peer); });
   return all;
+}
+
+std::uint64_t ProgressTracker::epoch_of_most() const {
+  std::vector<std::uint64_t> all, met;
+  for (const auto& [peer, report] : reports_) {
+    if (peer == dht_.host().id()) continue;
+    all.push_back(report.epoch);
+    if (!is_met(peer) || !dht_.host().reputation().has_history(peer)) continue;
+    if (is_there(peer, report.time, kLately) || !is_absent(peer)) met.push_back(report.epoch);
+  }
+  if (all.empty()) return epoch_;
+  return reached_by_most(met.empty() ? all : met);
 }
 
 std::vector<PeerId> ProgressTracker::absent() const {
@@ -200,6 +214,12 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.epoch = global.in_touch ? std::max(epoch_, reached_by_most(met)) : epoch_;
   const auto& claims = global.in_touch ? met : all;
   global.claimed = claims.empty() ? global.epoch : std::max(global.epoch, std::ranges::max(claims));
+  if (!options_.auxiliary) return;
+  // It comes back, too, from an epoch that liars have named. That which it has just entered with the others is not in
+  // their reports yet.
+  const std::uint64_t most = epoch_of_most();
+  const bool just_entered = most + 1 == epoch_ && runtime_.now() - entered_ < from_seconds(kLately);
+  global.epoch = heard_ = just_entered ? epoch_ : most;
 }
 
 /// Once this peer has averaged with some, those that were met or are connected count, and as many others at most: what

@@ -7,6 +7,7 @@
 #include "checkpoints.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
 #include "run_report.hpp"
 
@@ -74,7 +75,8 @@ Task<void> Run::Impl::watch_progress(Impl& self) {
     run.wait_clock.charge();
     if (!self.catching_up.joined()) self.catching_up.begin_or_join();
     self.rounds.expect_members();
-    if (run.ended || run.tracker.snapshot().epoch > run.counts.epoch()) continue;
+    const bool is_behind = !run.options.auxiliary && run.tracker.snapshot().epoch > run.counts.epoch();
+    if (run.ended || is_behind) continue;
     if (self.epochs.trains()) self.epochs.consider_rounds();
   }
 }
@@ -133,6 +135,7 @@ Task<void> Run::Impl::synchronise(StepReport& report) {
   run.counts.demand_met();
   if (!catching_up.joined()) report.loaded_state = co_await catching_up.join();
   if (!catching_up.joined()) co_return;
+  if (co_await catching_up.go_on_from_followed()) report.loaded_state = true;
   bool behind = missed || catching_up.is_behind(global);
   if (!behind && !report.loaded_state && ready(global)) behind = !co_await epochs.end(report);
   if (behind) report.loaded_state = co_await catching_up.catch_up();
@@ -143,10 +146,12 @@ Task<void> Run::Impl::synchronise(StepReport& report) {
 
 void Run::Impl::checkpoint_if_due() {
   if (!checkpoints.begin_due()) return;
+  auto not_begun = on_exit([this] { checkpoints.end_in_background(); });  // the program's strings may throw
   run.runtime.post([weak = weak_from_this(), strings = checkpoints.own_strings()] {
     if (const auto self = weak.lock())
       self->run.tasks.spawn(Checkpoints::write_in_background(self->checkpoints, strings), "a checkpoint");
   });
+  not_begun.cancel();
 }
 
 /// \param expected  how many peers average, as far as is known; below 2: peers may, of which nothing is known
@@ -156,7 +161,13 @@ Task<std::size_t> Run::Impl::average_parameters(std::size_t expected, Duration t
   StepReport ignored;
   (void)co_await epochs.settle(ignored);
   const RunRounds::Suspended suspended(rounds);
+  const auto* const step = run.of_step();
+  const bool gives_batches_up = step && step->has_group();
   co_await rounds.abandon();
+  if (gives_batches_up) {
+    co_await epochs.drop_batches();
+    run.tracker.report(run.counts.epoch(), 0);
+  }
   const auto of_model = [](const auto& one) { return one->exchange().takes_place_beside_epochs(); };
   for (const auto& scheduled : run.exchanges | std::views::filter(of_model))
     rounds.begin(*scheduled, run.counts.epoch(), expected < 2 ? 0 : expected, timeout);

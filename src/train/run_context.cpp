@@ -23,6 +23,7 @@ TrackerOptions tracker_options(const RunOptions& options) {
   result.run_id = options.run_id;
   result.target_batch_size = static_cast<double>(options.target_batch_size);
   result.client_mode = options.client_mode;
+  result.auxiliary = options.auxiliary;
   result.performance_ema_alpha = options.performance_ema_alpha;
   return result;
 }
@@ -62,7 +63,12 @@ RunContext::RunContext(Dht& d, std::shared_ptr<dht::RsaSignatureValidator> key, 
       model(runtime, r, options.use_local_updates),
       sharing(d, state_sharing_options(options)),
       tasks(runtime, "training run") {
-  model.complete_with([this](averaging::SharedState& state) { return kept.append(runtime, state); });
+  model.complete_with([this](averaging::SharedState& state) { return complete(state); });
+}
+
+Task<void> RunContext::complete(averaging::SharedState& state) const {
+  for (const auto& scheduled : exchanges) co_await scheduled->exchange().complete(state);
+  co_await kept.append(runtime, state);
 }
 
 Task<std::optional<averaging::SharedState>> RunContext::copy_state(Duration patience, SharedModel::Beside beside) {

@@ -37,6 +37,8 @@ struct RunContext : std::enable_shared_from_this<RunContext> {
   /// Returns the state of the model; nullopt when it cannot be copied in time. The trainer's thread publishes nothing
   /// meanwhile. \param beside  as in SharedModel::copy
   Task<std::optional<averaging::SharedState>> copy_state(Duration patience, SharedModel::Beside beside = nullptr);
+  /// Adds to a copy of the model's state what the exchanges go by.
+  Task<void> complete(averaging::SharedState& state) const;
   /// Returns the exchange that the optimizer steps with; null with local updates.
   Scheduled* of_step() const;
   /// Returns the exchange that makes our parameters those of others; null where there is none.

@@ -15,6 +15,10 @@ constexpr int kMostFragments = 64;
   throw std::invalid_argument("cohive: " + what);
 }
 
+bool is_mean(const averaging::Aggregation& aggregation) {
+  return std::holds_alternative<averaging::Mean>(aggregation);
+}
+
 void check_times(const RunOptions& options) {
   if (options.matchmaking_time <= 0s) refuse("matchmaking_time must be above zero");
   if (options.averaging_timeout <= 0s) refuse("averaging_timeout must be above zero");
@@ -59,6 +63,18 @@ void check_outer_optimizer(const RunOptions& options) {
     refuse(
         "outer_optimizer steps at the end of every epoch: leave average_state_every out, and set a larger "
         "target_batch_size for longer rounds");
+}
+
+/// An exchange of the program's own may look at what is said of gradients, as an outer step does. Trainers that carry a
+/// grad_compression over from hivemind lose nothing by it.
+void check_local_updates(const RunOptions& options) {
+  if (!options.use_local_updates || options.outer_optimizer || options.parameter_exchange) return;
+  if (options.grad_averager_factory) refuse("use_local_updates averages no gradients: leave grad_averager_factory out");
+  if (options.agreed_grad_compression)
+    refuse("use_local_updates averages no gradients: leave agreed_grad_compression out, or set outer_optimizer");
+  if (!is_mean(options.grad_aggregation) && is_mean(options.state_aggregation))
+    refuse(
+        "use_local_updates averages parameters, and no gradients: set state_aggregation in place of grad_aggregation");
 }
 
 void check_sparse(const RunOptions& options) {
@@ -122,6 +138,7 @@ void check(const RunOptions& options) {
   check_checkpoints(options);
   check_outer_optimizer(options);
   check_sparse(options);
+  check_local_updates(options);
   check_full_state(options);
   if (options.delay_grad_averaging && !options.delay_optimizer_step)
     refuse("delay_grad_averaging needs delay_optimizer_step: set it, too, or delay neither");

@@ -98,9 +98,13 @@ void RunRounds::begin_all(const GlobalProgress& global) {
     log::debug("train", "looking for a group: epoch {} ends in {:.1f} s, {} of {} peers are expected",
                run_.counts.epoch(), global.eta - run_.runtime.wall_time(), global.expected, global.peers);
   // A newcomer has reported its progress by now, so that it is expected, too.
-  for (const auto& scheduled : run_.exchanges)
-    if (!scheduled->round() && scheduled->exchange().due(next) && !scheduled->exchange().follows(next))
+  for (const auto& scheduled : run_.exchanges) {
+    const Exchange& what = scheduled->exchange();
+    // Members that this peer follows are in other epochs, by which their rounds of the parameters are due.
+    const bool due = what.due(next) || (what.yields_parameters() && follows_others() && trails_);
+    if (!scheduled->round() && due && !what.follows(next))
       begin(*scheduled, next, global.expected, run_.options.averaging_timeout);
+  }
 }
 
 void RunRounds::begin_following(Scheduled& scheduled, std::uint64_t epoch, const RoundReport& before) {
@@ -200,29 +204,48 @@ Task<std::shared_ptr<const RoundReport>> RunRounds::average(Scheduled& scheduled
   co_return report;
 }
 
-/// Tells by what the members of a round greet each other with whether this peer is epochs behind: it has slept, and has
-/// not heard of it yet. Its parameters would pull theirs back, and its gradients belong to old ones. What most of those
-/// say counts that it has averaged with: any number of others may join, and say anything. If no state bears it out,
-/// they are believed less often each time.
-bool RunRounds::is_left_behind(const averaging::Round& round, std::uint64_t epoch) {
-  std::size_t others = 0;
-  std::vector<std::uint64_t> ahead;
+/// Returns the least epoch of those members of a round that are beyond `epoch`, by what they greet each other with,
+/// where most are. What those say counts that this peer has averaged with: any number of others may join, and say
+/// anything. Where there is none of these, a peer that has nothing of the run yet counts all.
+std::optional<std::uint64_t> RunRounds::least_ahead(const averaging::Round& round, std::uint64_t epoch) const {
+  struct Say {
+    std::size_t all = 0;
+    std::vector<std::uint64_t> ahead;
+  };
+  Say acquainted, strangers;
+  const p2p::Reputation& reputation = run_.dht.host().reputation();
   for (const averaging::Member& member : round.members()) {
-    if (member.peer == run_.dht.host().id() || !run_.dht.host().reputation().has_history(member.peer)) continue;
-    ++others;
-    if (const auto theirs = ParameterGreeting::of(member).epoch.value_or(0); theirs > epoch + 1)
-      ahead.push_back(theirs);
+    if (member.peer == run_.dht.host().id()) continue;
+    Say& say = reputation.has_history(member.peer) ? acquainted : strangers;
+    ++say.all;
+    if (const auto theirs = ParameterGreeting::of(member).epoch.value_or(0); theirs > epoch)
+      say.ahead.push_back(theirs);
   }
-  if (2 * ahead.size() <= others || !doubt_.is_over(run_.runtime.now())) return false;
+  const bool is_new = !reputation.has_any_history() && run_.counts.stats().state_downloads == 0;
+  const Say& say = acquainted.all == 0 && (is_new || follows_others()) ? strangers : acquainted;
+  if (2 * say.ahead.size() <= say.all) return std::nullopt;
+  return std::ranges::min(say.ahead);
+}
+
+/// Tells whether this peer is epochs behind: it has slept, and has not heard of it yet. Its parameters would pull those
+/// of the members back, and its gradients belong to old ones. If no state bears out what members say, they are believed
+/// less often each time.
+bool RunRounds::is_left_behind(const averaging::Round& round, std::uint64_t epoch) {
+  const auto ahead = least_ahead(round, epoch + 1);
+  if (!ahead || !doubt_.is_over(run_.runtime.now())) return false;
   doubt_.begin(run_.runtime.now());
-  told_ = Told{.behind = epoch, .ahead = std::ranges::min(ahead)};
+  told_ = Told{.behind = epoch, .ahead = *ahead};
   return true;
 }
 
 /// Donors may be a little behind the members that said so.
-void RunRounds::tried_to_catch_up(std::uint64_t epoch) {
+void RunRounds::tried_to_catch_up(std::uint64_t epoch, bool none_shared) {
   const auto told = std::exchange(told_, std::nullopt);
-  if (told && epoch > told->behind + 1 && epoch - told->behind >= (told->ahead - told->behind) / 2) doubt_.end();
+  if (!told) return;
+  if (epoch > told->behind + 1 && epoch - told->behind >= (told->ahead - told->behind) / 2)
+    doubt_.end();
+  else if (none_shared)
+    follow_others();
 }
 
 Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search search, Update* update,
@@ -264,8 +287,12 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   Exchanged done;
   const bool has_round = round != nullptr;
   const bool tells_epoch = steps || what.yields_parameters();
-  const bool behind = round && update && tells_epoch && !run_.options.auxiliary && is_left_behind(*round, moment.epoch);
-  if (behind) {
+  const bool gives = update || moment.occasion == Occasion::extra;
+  const bool follows = round && gives && tells_epoch && follows_others() && least_ahead(*round, moment.epoch);
+  if (round && tells_epoch) trails_ = follows;
+  const bool behind =
+      round && update && tells_epoch && !follows && !run_.options.auxiliary && is_left_behind(*round, moment.epoch);
+  if (behind || follows) {
     log::info("train", "most members of the round are ahead of epoch {}: their {} count, and ours do not", moment.epoch,
               what.name());
     offer->weight = 0;
@@ -281,6 +308,14 @@ Task<Exchanged> RunRounds::exchange(Scheduled& scheduled, Moment moment, Search 
   if (failed) co_await what.drop();
   if (!change) change.emplace(co_await run_.model.change_beside());
   done.effect = co_await what.take(moment, done.round.get());
+  if (has_round && what.yields_parameters() && follows_others()) {
+    const bool whole = done.round && done.round->parts_failed == 0;
+    follows_ = whole ? 0 : follows_ - 1;
+    if (whole && follows) {
+      followed_ = done.round;
+      run_.counts.demand();
+    }
+  }
   if (failed || behind) done.effect = Effect::behind;
   if (steps) run_.model.set_epoch(moment.epoch);
   co_return done;

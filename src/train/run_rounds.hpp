@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "growing_pause.hpp"
@@ -71,9 +72,20 @@ class RunRounds {
   /// Rounds that have begun will not be used. Where a group has formed, its members must not wait.
   Task<void> abandon();
   /// This peer has tried to catch up, and is in `epoch` now: whether the members that told it to were right.
-  void tried_to_catch_up(std::uint64_t epoch);
+  /// \param none_shared  nobody has shared a state, so that it does not show
+  void tried_to_catch_up(std::uint64_t epoch, bool none_shared);
+
+  /// Others seem to be ahead, and nobody shares a state: from now on this peer counts for nothing in rounds most of
+  /// whose members are ahead of it, until one of the parameters has given it theirs. Three of these that fail, and it
+  /// counts again, whoever says what.
+  void follow_others() noexcept { follows_ = kMostFollowed; }
+  bool follows_others() const noexcept { return follows_ > 0; }
+  /// Returns a round of the parameters, and forgets it, that has given this peer those of members that are ahead; null:
+  /// there was none since the last call.
+  std::shared_ptr<const averaging::RoundReport> take_followed() noexcept { return std::exchange(followed_, nullptr); }
 
  private:
+  static constexpr int kMostFollowed = 3;  // rounds of the parameters that may fail to give this peer those of others
   /// The outcome of a search.
   struct Grouped {
     std::shared_ptr<averaging::Round> round;  // with a group; null: it has none, or was given up
@@ -89,6 +101,7 @@ class RunRounds {
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
                            const Update* update);
   bool looks_at_all(const Scheduled& scheduled) const;
+  std::optional<std::uint64_t> least_ahead(const averaging::Round& round, std::uint64_t epoch) const;
   bool is_left_behind(const averaging::Round& round, std::uint64_t epoch);
   Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,
                                                               std::shared_ptr<averaging::Round> round,
@@ -103,6 +116,9 @@ class RunRounds {
   GrowingPause doubt_ = doubt_of_members();
   std::optional<Told> told_;     // by them; it has not tried to catch up since
   std::vector<PeerId> company_;  // the members of the last exchange, if that was one of gradients of the whole run
+  int follows_ = 0;              // rounds of the parameters that this peer waits for at most: see follow_others
+  bool trails_ = false;          // most members of its last round were ahead, while it waited for these
+  std::shared_ptr<const averaging::RoundReport> followed_;
 };
 
 }  // namespace cohive::train

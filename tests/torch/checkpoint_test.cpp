@@ -4,12 +4,15 @@
 #include <torch/torch.h>
 
 #include <filesystem>
+#include <stdexcept>
 #include <thread>
 
 #include "checkpoint/temporary_folder.hpp"
 #include "cohive/checkpoint/errors.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/torch/optimizer.hpp"
+#include "cohive/torch/schedules.hpp"
+#include "torch/known_optimizer.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -35,14 +38,15 @@ std::unique_ptr<torch::optim::LRScheduler> halving(torch::optim::Optimizer& opti
 
 template <class Algorithm, class Options>
 struct CheckpointedTrainer {
-  CheckpointedTrainer(const Options& how, const OptimizerOptions& options)
-      : algorithm({weight, bias}, how), optimizer(swarm, algorithm, options, halving) {}
+  CheckpointedTrainer(const Options& how, const OptimizerOptions& options, const SchedulerFn& scheduler = halving)
+      : algorithm({weight, bias}, how), optimizer(swarm, algorithm, options, scheduler) {}
   void train(int epochs) {
     for (int i = 0; i < epochs; ++i) {
       ((weight - 1).pow(2).sum() + (bias - 2).pow(2).sum()).backward();
       optimizer.step(kBatch);
     }
   }
+  double rate() { return algorithm.param_groups()[0].options().get_lr(); }
   torch::Tensor weight = torch::full({3, 2}, 0.5f).requires_grad_(), bias = torch::zeros({2}).requires_grad_();
   Swarm swarm{alone()};
   Algorithm algorithm;
@@ -61,12 +65,41 @@ TEST(Checkpoint, ATrainerGoesOnAsIfNothingHadHappened) {
   ASSERT_TRUE(epoch) << epoch.error();
   EXPECT_EQ(*epoch, 3u);
   EXPECT_EQ(second.optimizer.local_epoch(), 3u);
-  EXPECT_EQ(second.algorithm.param_groups()[0].options().get_lr(), 0.1 / 8) << "the schedule follows the epoch";
+  EXPECT_EQ(second.rate(), 0.1 / 8) << "the schedule follows the epoch";
   first.train(3);
   second.train(3);
   EXPECT_EQ(second.optimizer.local_epoch(), 6u);
   EXPECT_TRUE(torch::equal(first.weight, second.weight));
   EXPECT_TRUE(torch::equal(first.bias, second.bias));
+}
+
+TEST(Checkpoint, AnEarlierOneBringsItsLearningRateBack) {
+  for (const SchedulerFn& scheduler : {SchedulerFn(halving), schedule(exponential(0.5))}) {
+    const TemporaryFolder files;
+    SgdTrainer trainer(0.5, options_of_run(), scheduler);
+    trainer.train(1);
+    ASSERT_TRUE(trainer.optimizer.save_checkpoint(files / "a"));
+    trainer.train(3);
+    ASSERT_EQ(trainer.rate(), 0.5 / 16);
+    ASSERT_EQ(trainer.optimizer.load_checkpoint(files / "a").value(), 1u);
+    EXPECT_EQ(trainer.rate(), 0.25);
+    trainer.train(1);
+    EXPECT_EQ(trainer.rate(), 0.125);
+  }
+}
+
+/// A step of the schedule for each of its epochs would take weeks.
+TEST(Checkpoint, OneOfALargeEpochIsLoadedAtOnce) {
+  const TemporaryFolder files;
+  for (const SchedulerFn& scheduler : {SchedulerFn(halving), schedule(linear(10))}) {
+    SgdTrainer trainer(0.5, options_of_run(), scheduler);
+    ASSERT_TRUE(trainer.optimizer.save_checkpoint(files / "a"));
+    auto content = checkpoint::read_file(files / "a").value();
+    content.metadata["cohive.epoch"] = std::to_string(train::kMostEpochs / 2);
+    ASSERT_TRUE(checkpoint::write_file(files / "a", content));
+    EXPECT_EQ(trainer.optimizer.load_checkpoint(files / "a").value(), train::kMostEpochs / 2);
+    EXPECT_EQ(trainer.rate(), 0);
+  }
 }
 
 TEST(Checkpoint, TensorsHaveTheNamesOfTheUserAndOfTheOptimizer) {
@@ -233,6 +266,27 @@ TEST(Checkpoint, AFileOfAnotherModelChangesNothing) {
   refused("missing", [&](auto& tensors) { tensors.push_back({"extra.1", find(tensors, "parameter.0")->tensor}); });
 }
 
+/// RMSprop with momentum keeps as many statistics of the same shapes as Adam, and without it as many as Adagrad.
+TEST(Checkpoint, AnotherKindOfOptimizerTakesTheParametersAlone) {
+  using torch::optim::RMSpropOptions;
+  using RmspropTrainer = CheckpointedTrainer<torch::optim::RMSprop, RMSpropOptions>;
+  const TemporaryFolder files;
+  const auto loads = [&](auto&& trainer, const RMSpropOptions& of) {
+    RmspropTrainer donor(of, options_of_run());
+    donor.train(2);
+    ASSERT_TRUE(donor.optimizer.save_checkpoint(files / "a"));
+    const auto epoch = trainer.optimizer.load_checkpoint(files / "a");
+    ASSERT_TRUE(epoch) << epoch.error();
+    EXPECT_EQ(*epoch, 2u);
+    EXPECT_TRUE(torch::equal(trainer.weight, donor.weight));
+    for (const auto& [name, value] : libtorch::statistics_of(trainer.algorithm, trainer.weight))
+      EXPECT_FALSE(value.any().template item<bool>()) << name;
+  };
+  loads(AdamTrainer(0.1, options_of_run()), RMSpropOptions(0.1).momentum(0.9));
+  loads(CheckpointedTrainer<torch::optim::Adagrad, torch::optim::AdagradOptions>(0.1, options_of_run()),
+        RMSpropOptions(0.1));
+}
+
 TEST(Checkpoint, AFileOfAnotherRunGivesItsParametersAndNotItsEpoch) {
   const TemporaryFolder files;
   AdamTrainer donor(0.1, options_of_run());
@@ -243,7 +297,7 @@ TEST(Checkpoint, AFileOfAnotherRunGivesItsParametersAndNotItsEpoch) {
   AdamTrainer trainer(0.1, options);
   EXPECT_EQ(trainer.optimizer.load_checkpoint(files / "a").value(), 0u);
   EXPECT_TRUE(torch::equal(trainer.weight, donor.weight));
-  EXPECT_EQ(trainer.algorithm.param_groups()[0].options().get_lr(), 0.1);
+  EXPECT_EQ(trainer.rate(), 0.1);
 }
 
 TEST(Checkpoint, ParametersOfAnyTypeAndStatisticsThatAreNotThereYet) {
@@ -263,6 +317,45 @@ TEST(Checkpoint, ParametersOfAnyTypeAndStatisticsThatAreNotThereYet) {
       first.step(kBatch);
     }
   }
+}
+
+TEST(Checkpoint, OneOfANewerVersionIsRefused) {
+  const TemporaryFolder files;
+  SgdTrainer trainer(0.1, options_of_run());
+  ASSERT_TRUE(trainer.optimizer.save_checkpoint(files / "a"));
+  auto content = checkpoint::read_file(files / "a").value();
+  const auto loads = [&] {
+    EXPECT_TRUE(checkpoint::write_file(files / "a", content));
+    return trainer.optimizer.load_checkpoint(files / "a");
+  };
+  for (const char* version : {"2", "1.5", ""}) {
+    content.metadata["cohive.version"] = version;
+    const auto loaded = loads();
+    ASSERT_FALSE(loaded) << version;
+    EXPECT_EQ(loaded.error(), checkpoint::Errc::newer_version) << loaded.error();
+  }
+  content.metadata["cohive.version"] = "1";
+  EXPECT_TRUE(loads());
+  content.metadata.erase("cohive.version");
+  EXPECT_TRUE(loads()) << "as other programs write it";
+}
+
+TEST(Checkpoint, StringsThatThrowOnceEndNoLaterOne) {
+  const TemporaryFolder files;
+  auto options = options_of_run();
+  options.checkpoints.directory = files / "run";
+  options.checkpoints.every_epochs = 1;
+  options.checkpoints.strings = [calls = 0]() mutable {
+    if (++calls == 1) throw std::domain_error("no strings yet");
+    return checkpoint::Metadata();
+  };
+  SgdTrainer trainer(0.1, options);
+  EXPECT_THROW(trainer.train(1), std::domain_error);
+  for (int i = 0; i < 1000 && trainer.optimizer.stats().checkpoints == 0; ++i) {
+    trainer.train(1);
+    std::this_thread::sleep_for(10ms);
+  }
+  EXPECT_GT(trainer.optimizer.stats().checkpoints, 0u);
 }
 
 TEST(Checkpoint, OptionsThatMakeNoSenseAreRefused) {

@@ -249,6 +249,35 @@ TEST(TrainingModes, FrozenParametersStayAsTheyAre) {
       }
 }
 
+/// Peers would average the parameters of others, and what is offloaded would come back to others.
+TEST(TrainingModes, AnOptimizerOfOtherParametersThanItsGroupsHaveIsRefused) {
+  Swarm swarm(alone());
+  for (const bool offload : {false, true}) {
+    const auto type = offload ? torch::kFloat16 : torch::kFloat32;
+    const auto first = torch::zeros({2}, type).requires_grad_(), second = torch::zeros({2}, type).requires_grad_();
+    auto options = epochs_of_three_batches();
+    options.offload_optimizer = offload;
+    const auto refusal = [&](auto change) -> std::string {
+      const auto make = [change](auto groups) {
+        auto parameters = groups[0].params();
+        change(parameters);
+        return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
+      };
+      try {
+        Optimizer(swarm, {OptimizerParamGroup({first, second})}, make, options);
+      } catch (const std::invalid_argument& error) {
+        return error.what();
+      }
+      return "";
+    };
+    EXPECT_EQ(refusal([](auto&) {}), "");
+    EXPECT_THAT(refusal([](auto& parameters) { std::swap(parameters[0], parameters[1]); }), HasSubstr("their order"));
+    EXPECT_THAT(refusal([](auto& parameters) { parameters.pop_back(); }), HasSubstr("other parameters"));
+    EXPECT_THAT(refusal([](auto& parameters) { parameters[0] = torch::zeros({2}).requires_grad_(); }),
+                HasSubstr("other parameters"));
+  }
+}
+
 TEST(TrainingModes, ParametersThatCannotBeTrainedTogetherAreRefused) {
   Swarm swarm(alone());
   const auto options = epochs_of_three_batches();

@@ -22,7 +22,6 @@ struct Network {
     model->push_back(torch::nn::Tanh());
     model->push_back(torch::nn::Linear(16, 1));
     adam = std::make_unique<torch::optim::AdamW>(model->parameters(), kRate);
-    scheduler = std::make_unique<torch::optim::StepLR>(*adam, 1, kDecay);
   }
   /// Some trainers train the last layer alone for a while, then all do.
   static bool frozen(std::uint64_t epoch, std::size_t trainer) {
@@ -45,14 +44,16 @@ struct Network {
   bool freezes = false;
   torch::nn::Sequential model;
   std::unique_ptr<torch::optim::AdamW> adam;
-  std::unique_ptr<torch::optim::LRScheduler> scheduler;
 };
+
+std::unique_ptr<torch::optim::LRScheduler> decaying(torch::optim::Optimizer& optimizer) {
+  return std::make_unique<torch::optim::StepLR>(optimizer, 1, kDecay);
+}
 
 class TorchModel final : public train::TrainedModel {
  public:
   TorchModel(Runtime& runtime, const train::RunOptions& options, bool freezes)
-      : replica_(libtorch::make_replica(
-            runtime, {network_.model->parameters(), *network_.adam, network_.scheduler.get()}, options)) {
+      : replica_(libtorch::make_replica(runtime, {network_.model->parameters(), *network_.adam, decaying}, options)) {
     network_.freezes = freezes;
   }
   train::Replica& replica() override { return replica_->replica(); }
@@ -121,6 +122,22 @@ TEST(TorchReplicas, AreCopiedWithTheChangesThatAreNotPublishedYet) {
     EXPECT_EQ(weight[1].item<double>(), -1);
     EXPECT_EQ(parameters_of(replica.snapshot(1)), copied);
     swarm.run(replica.close());
+  }
+}
+
+/// Rounds that average statistics write to them while newcomers read.
+TEST(TorchReplicas, AreReadWhereTheyAreUnlessStatisticsAreAveraged) {
+  for (const bool averaged : {false, true}) {
+    sim::Swarm swarm{{.seed = 3}};
+    const auto weight = torch::arange(4, torch::kFloat32).requires_grad_();
+    torch::optim::Adam adam({weight}, torch::optim::AdamOptions(0.01));
+    OptimizerOptions options;
+    options.run_id = "read";
+    libtorch::ModelParts parts{{weight}, adam};
+    if (averaged) parts.extras.average_opt_statistics = {"exp_avg"};
+    const auto model = libtorch::make_replica(swarm.runtime(), std::move(parts), options);
+    EXPECT_EQ(swarm.run(model->replica().view(1)).value().reader == nullptr, averaged);
+    swarm.run(model->replica().close());
   }
 }
 

@@ -43,8 +43,7 @@ std::string plain(to::Optimizer& optimizer, const PythonPeers& python = {}) {
 }
 
 std::string scheduled(to::Optimizer& optimizer, EpochFactor factor) {
-  const auto scheduler = schedule(std::move(factor))(optimizer);
-  Schedule of(scheduler.get(), optimizer);
+  Schedule of(schedule(std::move(factor)), optimizer);
   of.enter_epoch(3);
   return text_of(OptimizerLayout(of.entries(), {}).leaves(optimizer));
 }
@@ -85,8 +84,7 @@ TEST(OptimizerLayout, OneCycleKeepsItsBoundsToo) {
 
 TEST(OptimizerLayout, LibTorchsSchedulersKeepTheFirstRate) {
   to::SGD sgd(two(), to::SGDOptions(0.5));
-  to::StepLR step(sgd, 1, 0.5);
-  Schedule of(&step, sgd);
+  Schedule of([](to::Optimizer& optimizer) { return std::make_unique<to::StepLR>(optimizer, 1, 0.5); }, sgd);
   of.enter_epoch(2);
   EXPECT_EQ(text_of(OptimizerLayout(of.entries(), {}).leaves(sgd)), "0 False None None 0.5 0.125 False 0 False 0 1 0");
 }

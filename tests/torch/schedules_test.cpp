@@ -12,8 +12,7 @@ namespace {
 /// The learning rates of the first epochs, as a run enters them.
 std::vector<double> rates(const SchedulerFn& make, std::uint64_t epochs) {
   torch::optim::SGD sgd({torch::zeros({1})}, 1.0);
-  const auto scheduler = make(sgd);
-  libtorch::Schedule schedule(scheduler.get(), sgd);
+  libtorch::Schedule schedule(make, sgd);
   std::vector<double> result;
   for (std::uint64_t epoch = 0; epoch < epochs; ++epoch) {
     schedule.enter_epoch(epoch);
@@ -49,10 +48,45 @@ TEST(Schedules, AfterTheWarmUpAnotherOneBegins) {
 
 TEST(Schedules, APeerThatJoinsLateHasTheRateOfTheEpoch) {
   torch::optim::SGD sgd({torch::zeros({1})}, 0.5);
-  const auto scheduler = schedule(cosine(10))(sgd);
-  libtorch::Schedule schedule(scheduler.get(), sgd);
-  schedule.enter_epoch(5);
+  libtorch::Schedule follower(schedule(cosine(10)), sgd);
+  follower.enter_epoch(5);
   EXPECT_NEAR(sgd.param_groups()[0].options().get_lr(), 0.25, 1e-12);
+}
+
+/// Returns the learning rate of an epoch that is entered after another one.
+double rate_of(std::uint64_t epoch, std::uint64_t before, const SchedulerFn& make) {
+  torch::optim::SGD sgd({torch::zeros({1})}, 0.5);
+  libtorch::Schedule follower(make, sgd);
+  follower.enter_epoch(before);
+  follower.enter_epoch(epoch);
+  return sgd.param_groups()[0].options().get_lr();
+}
+
+std::unique_ptr<torch::optim::LRScheduler> half_each_epoch(torch::optim::Optimizer& of) {
+  return std::make_unique<torch::optim::StepLR>(of, 1, 0.5);
+}
+
+TEST(Schedules, AnEarlierEpochHasItsRateAgain) {
+  for (const SchedulerFn& make : {SchedulerFn(half_each_epoch), schedule(exponential(0.5))}) {
+    EXPECT_EQ(rate_of(1, 4, make), 0.25);
+    EXPECT_EQ(rate_of(0, 4, make), 0.5);
+    EXPECT_EQ(rate_of(5, 4, make), 0.5 / 32);
+  }
+}
+
+/// A step for each of them would take weeks.
+TEST(Schedules, AnEpochThatIsFarAwayIsEnteredAtOnce) {
+  constexpr std::uint64_t kFar = std::uint64_t{1} << 47;
+  EXPECT_NEAR(rate_of(kFar, 0, schedule(cosine(10, 0.1))), 0.05, 1e-12);
+  EXPECT_NEAR(rate_of(kFar + 1, kFar, schedule(cosine(10, 0.1))), 0.05, 1e-12);
+  EXPECT_EQ(rate_of(3, kFar, schedule(exponential(0.5))), 0.0625);
+  EXPECT_EQ(rate_of(kFar, 0, half_each_epoch), 0);
+  EXPECT_EQ(rate_of(3, kFar, half_each_epoch), 0.0625);
+}
+
+TEST(Schedules, AFunctionThatMakesNoneIsRefused) {
+  torch::optim::SGD sgd({torch::zeros({1})}, 0.5);
+  EXPECT_THROW(libtorch::Schedule([](auto&) { return nullptr; }, sgd), std::invalid_argument);
 }
 
 TEST(Schedules, EveryGroupKeepsItsOwnRate) {
@@ -61,8 +95,7 @@ TEST(Schedules, EveryGroupKeepsItsOwnRate) {
       std::vector<torch::optim::OptimizerParamGroup>{{{torch::zeros({1})}, std::make_unique<SGDOptions>(0.8)},
                                                      {{torch::zeros({1})}, std::make_unique<SGDOptions>(0.2)}},
       SGDOptions(0.1));
-  const auto scheduler = schedule(exponential(0.5))(sgd);
-  libtorch::Schedule(scheduler.get(), sgd).enter_epoch(1);
+  libtorch::Schedule(schedule(exponential(0.5)), sgd).enter_epoch(1);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[0].options().get_lr(), 0.4);
   EXPECT_DOUBLE_EQ(sgd.param_groups()[1].options().get_lr(), 0.1);
 }

@@ -37,6 +37,7 @@ class ForwardingExchange : public Exchange {
   }
   Task<void> drop() override { return to_->drop(); }
   std::vector<Kept> kept() override { return to_->kept(); }
+  Task<void> complete(averaging::SharedState& state) override { return to_->complete(state); }
   bool lacks_kept_alone() const override { return to_->lacks_kept_alone(); }
   Task<void> alone() override { return to_->alone(); }
   Task<void> renewing() override { return to_->renewing(); }

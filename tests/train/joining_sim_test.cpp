@@ -166,7 +166,28 @@ TEST(Joining, TrainersThatDoNotShareTheirStateGiveItToNobody) {
   ASSERT_TRUE(swarm.wait_for(60s, [&] { return swarm.trainers[1]->rounds >= 3; }));
   auto& newcomer = swarm.add({.value = 1});
   EXPECT_TRUE(swarm.wait_for(120s, [&] { return newcomer.rounds > 0; })) << "it averages with them all the same";
+  EXPECT_TRUE(swarm.wait_for(120s, [&] { return newcomer.value() == 5; })) << "a round has given it their parameters";
   EXPECT_EQ(newcomer.run->stats().state_downloads, 0u);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_EQ(swarm.trainers[i]->value(), 5) << "and has not taken its own";
+}
+
+/// The only trainer that can be dialled has begun anew without a checkpoint.
+TEST(Joining, ANewcomerTakesTheParametersOfClientsThatAreAheadAndGivesThemNoneOfItsOwn) {
+  TrainingSwarm swarm;
+  swarm.options.client_mode = true;
+  auto &one = swarm.add({.value = 5}), &other = swarm.add({.value = 5});
+  const auto least_epoch = [&] { return std::min(one.epoch(), other.epoch()); };
+  ASSERT_TRUE(swarm.wait_for(10min, [&] { return least_epoch() >= 3; }));
+  swarm.options.client_mode = false;
+  const std::size_t before = swarm.lines_with("and share no state: the parameters of this peer");
+  auto& newcomer = swarm.add({.value = 1});
+  EXPECT_TRUE(swarm.wait_for(3min, [&] { return newcomer.value() == 5 && newcomer.epoch() + 2 >= least_epoch(); }))
+      << newcomer.value() << " of epoch " << newcomer.epoch() << ", and they are in " << least_epoch();
+  EXPECT_EQ(swarm.lines_with("and share no state: the parameters of this peer"), before + 1) << "it says so";
+  EXPECT_EQ(newcomer.run->stats().state_downloads, 0u);
+  swarm.pass(30s);
+  for (const auto& trainer : swarm.trainers) EXPECT_EQ(trainer->value(), 5) << trainer->number;
+  EXPECT_EQ(swarm.offences(), 0);
 }
 
 TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
@@ -180,6 +201,27 @@ TEST(Behind, ATrainerThatSleptComesBackAtOnce) {
   const std::size_t rounds = sleeper.rounds;
   EXPECT_TRUE(swarm.wait_for(120s, [&] { return sleeper.rounds > rounds + 1; }));
   EXPECT_GE(sleeper.epoch() + 1, swarm.trainers[0]->epoch());
+  EXPECT_EQ(swarm.offences(), 0);
+}
+
+/// Clients have no vote on the epoch of the run, and share no state.
+TEST(Behind, ATrainerThatSleptTakesTheParametersOfClients) {
+  TrainingSwarm swarm;
+  auto& node = swarm.add({.value = 5});
+  swarm.options.client_mode = true;
+  auto &one = swarm.add({.value = 5}), &other = swarm.add({.value = 5});
+  const auto least_epoch = [&] { return std::min(one.epoch(), other.epoch()); };
+  ASSERT_TRUE(swarm.wait_for(2min, [&] { return node.rounds >= 3 && one.rounds >= 3 && other.rounds >= 3; }));
+  swarm.net.fabric().partition({sim::Swarm::ip(2)}, {sim::Swarm::ip(1), sim::Swarm::ip(3), sim::Swarm::ip(4)});
+  node.plan.batch = 60s;
+  ASSERT_TRUE(swarm.wait_for(20min, [&] { return least_epoch() >= node.epoch() + 4; }));
+  swarm.net.fabric().heal();
+  node.plan.batch = 500ms;
+  std::ranges::fill(node.replica->parameter(0), 100.f);  // as if the others had come far
+  EXPECT_TRUE(swarm.wait_for(5min, [&] { return node.value() == 5 && node.epoch() + 2 >= least_epoch(); }))
+      << node.value() << " of epoch " << node.epoch() << ", and they are in " << least_epoch();
+  EXPECT_EQ(one.value(), 5);
+  EXPECT_EQ(other.value(), 5);
   EXPECT_EQ(swarm.offences(), 0);
 }
 

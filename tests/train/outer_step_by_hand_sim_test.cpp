@@ -153,6 +153,24 @@ TEST_F(OuterStepsByHand, WhatARepairHasMovedIsGivenToNobody) {
   }
 }
 
+/// The parameters of a checkpoint have the repair, too, as those of the state that a donor shares.
+TEST_F(OuterStepsByHand, WhatARepairHasMovedIsGivenToNobodyByWhoGoesOnFromACheckpoint) {
+  const checkpoint::TemporaryFolder folder;
+  const auto file = folder / "repaired.safetensors";
+  auto& one = make();
+  train_to(one, 1);
+  std::ranges::fill(one.outer->memory()->anchor[0], 50.0f);
+  one.outer->memory()->shift = {Values(4, 50)};
+  ASSERT_TRUE(net_.run(one.run->save_checkpoint(file)));
+  expect_parameters(one, Values(4, 1));
+  for (auto* trainer : {&one, &make()}) {
+    ASSERT_TRUE(net_.run(trainer->run->load_checkpoint(file)));
+    EXPECT_EQ(trainer->anchor()[0], Values(4, 50));
+    expect_near(average(*trainer), Values(4, -1));
+    expect_parameters(*trainer, trainer->anchor()[0]);
+  }
+}
+
 /// A trainer that was cut off has stepped alone as often as the others have together.
 TEST_F(OuterStepsByHand, OneThatWasAloneTakesTheAnchorThatTheOthersHave) {
   auto& one = make();

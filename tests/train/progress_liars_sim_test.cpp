@@ -180,6 +180,25 @@ TEST_F(ProgressCrowds, OfStrangersThatClaimAFarEpochMoveNobody) {
   EXPECT_EQ(first.snapshot().claimed, 2u) << "what the peer says that it has averaged with counts for more";
 }
 
+/// It has no state to lose.
+TEST_F(ProgressCrowds, LeadAnAuxiliaryPeerAstrayUntilItHasAveragedWithOthers) {
+  auto &first = add_trainer(), &second = add_trainer(), &helper = add_trainer(false, true);
+  for (auto* tracker : {&first, &second}) train(*tracker, 2, 10, 2);
+  swarm.pass(2s);
+  swarm.run(helper.refresh());
+  EXPECT_EQ(helper.snapshot().epoch, 2u);
+  for (int i = 0; i < 4; ++i) report_as(add().host().id().bytes(), 1 << 20);
+  swarm.pass(2s);
+  swarm.run(helper.refresh());
+  EXPECT_EQ(helper.snapshot().epoch, 1u << 20) << "most that it knows of";
+  helper.update_epoch(1 << 20);
+  const std::vector<PeerId> honest{swarm.host(0).id(), swarm.host(1).id()};
+  for (const PeerId& peer : honest) swarm.host(2).reputation().record_success(peer);
+  helper.met(honest);
+  swarm.run(helper.refresh());
+  EXPECT_EQ(helper.snapshot().epoch, 2u);
+}
+
 TEST_F(ProgressCrowds, AreNotWaitedFor) {
   auto &first = add_trainer(), &second = add_trainer();
   for (auto* tracker : {&first, &second}) train(*tracker, 0, 10, 2);

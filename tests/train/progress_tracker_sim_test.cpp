@@ -158,6 +158,19 @@ TEST_F(Progress, AClientFollowsTheEpochAndDoesNotSetIt) {
   EXPECT_EQ(node.snapshot().clients, 1u);
 }
 
+TEST_F(Progress, AnAuxiliaryPeerTakesTheEpochOfTheRunAlsoFromClientsAlone) {
+  add();  // a node that belongs to nobody
+  auto& client = add_trainer(true);
+  auto& helper = add_trainer(false, true);
+  train(client, 7, 10, 10);
+  swarm.run(helper.refresh());
+  const auto seen = helper.snapshot();
+  EXPECT_EQ(seen.epoch, 7u);
+  EXPECT_EQ(seen.expected, 2u);
+  EXPECT_NEAR(seen.samples, 100, 30);
+  EXPECT_LT(seen.eta - swarm.runtime().wall_time(), 2 * kTarget / 10) << "it knows when to come";
+}
+
 TEST_F(Progress, TellsThoseWhoWaitThatTheRunHasMovedOn) {
   auto& first = add_trainer();
   auto& second = add_trainer();

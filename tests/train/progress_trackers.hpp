@@ -14,7 +14,7 @@ inline constexpr double kTarget = 1000;
 
 class Progress : public dht::DhtSwarm {
  protected:
-  ProgressTracker& add_trainer(bool client_mode = false) {
+  ProgressTracker& add_trainer(bool client_mode = false, bool auxiliary = false) {
     Dht& node = add({.client_mode = client_mode});
     auto key = std::make_shared<dht::RsaSignatureValidator>();
     node.add_validator(key);
@@ -23,6 +23,7 @@ class Progress : public dht::DhtSwarm {
     options.run_id = "run";
     options.target_batch_size = kTarget;
     options.client_mode = client_mode;
+    options.auxiliary = auxiliary;
     options.sharded_above = 0;  // all in one record; shards_sim_test.cpp has the others
     trackers.push_back(std::make_unique<ProgressTracker>(node, key, options));
     trackers.back()->start();

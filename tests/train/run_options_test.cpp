@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include "cohive/train/power_sgd_averager.hpp"
+
 namespace cohive::train {
 namespace {
 
@@ -48,6 +50,33 @@ TEST(RunOptions, ContradictionsSayWhatToChange) {
                 o.batch_size = 4;
               }),
               HasSubstr("leave batch_size out"));
+}
+
+TEST(RunOptions, LocalUpdatesAverageNoGradientsOfWhichSomethingCouldBeSaid) {
+  const auto local = [](auto change) {
+    return refusal([&](RunOptions& o) {
+      o.use_local_updates = true;
+      change(o);
+    });
+  };
+  EXPECT_THAT(local([](RunOptions& o) { o.grad_averager_factory = power_sgd_averager({}); }),
+              HasSubstr("leave grad_averager_factory out"));
+  EXPECT_THAT(local([](RunOptions& o) { o.agreed_grad_compression = codec::Codec::block4; }),
+              HasSubstr("leave agreed_grad_compression out"));
+  EXPECT_THAT(local([](RunOptions& o) { o.grad_aggregation = averaging::TrimmedMean(); }),
+              HasSubstr("set state_aggregation"));
+  EXPECT_EQ(local([](RunOptions& o) { o.grad_aggregation = o.state_aggregation = averaging::TrimmedMean(); }), "");
+  EXPECT_EQ(local([](RunOptions& o) { o.grad_compression = codec::Codec::float16; }), "") << "as hivemind takes it";
+  for (const bool own : {false, true})
+    EXPECT_EQ(local([own](RunOptions& o) {
+                o.agreed_grad_compression = codec::Codec::block4;
+                o.grad_aggregation = averaging::TrimmedMean();
+                if (own)
+                  o.parameter_exchange = [](const ExchangeContext&) { return nullptr; };
+                else
+                  o.outer_optimizer.emplace();
+              }),
+              "");
 }
 
 TEST(RunOptions, WhatIsFittedIsNotGiven) {

@@ -131,6 +131,17 @@ TEST(Trainer, ACancelledWaitGoesOnBehindTheNextCall) {
   EXPECT_EQ(alone.weights[0], 0);
 }
 
+/// A program that was not told that the state was replaced would go on with copies of the parameters before.
+TEST(StepReports, IncludeAllThatACallHasDoneWhichWasGivenUp) {
+  const StepReport earlier{.epoch_changed = true, .loaded_state = true, .updated = true, .state_group = 3};
+  StepReport report{.epoch = 4, .grad_group = 2};
+  report.include(earlier);
+  EXPECT_TRUE(report.epoch_changed && report.loaded_state && report.updated);
+  EXPECT_EQ(report.epoch, 4u);
+  EXPECT_EQ(report.grad_group, 2u);
+  EXPECT_EQ(report.state_group, 3u);
+}
+
 TEST(Trainer, AsksAWaitingThreadWhetherToGiveUp) {
   std::latch free(1);  // outlives the worker
   Alone alone(StepThread::worker);

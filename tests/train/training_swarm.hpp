@@ -24,7 +24,7 @@ namespace cohive::train {
 struct TrainerPlan {
   float value = 0;                                                  ///< of all parameters at its start
   Duration batch = 500ms;                                           ///< the time that one takes
-  std::int64_t samples = 8;                                         ///< of a batch
+  std::int64_t samples = 8;                                         ///< of a batch; 0: an auxiliary peer, without any
   std::uint64_t until = std::numeric_limits<std::uint64_t>::max();  ///< the epoch at which it finishes
   Duration rest = 0s;                                               ///< between its last epoch and finish()
   bool loads_at_once = true;  ///< calls catch_up() first, as the trainers of the programs do
@@ -134,7 +134,7 @@ class TrainingSwarm {
         co_await me.run->restore(*std::exchange(me.restores, std::nullopt), [] {});
       }
       co_await runtime.sleep_for(me.plan.batch);
-      me.replica->add_gradients({nothing}, static_cast<double>(me.plan.samples));
+      if (me.plan.samples > 0) me.replica->add_gradients({nothing}, static_cast<double>(me.plan.samples));
       const StepReport report = co_await me.run->step(me.plan.samples);
       if (report.grad_group < 2) continue;
       if (me.rounds++ == 0) me.first_in = report.epoch;

@@ -15,6 +15,7 @@ enum class Errc {
   not_empty,            ///< the folder holds checkpoints that nothing was said about
   in_use,               ///< the folder belongs to another process
   nothing_to_save,      ///< the state could not be copied in time
+  newer_version,        ///< of a cohive that writes them in another way
 };
 
 /// Returns the category of these codes, which has their sentences.

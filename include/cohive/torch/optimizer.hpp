@@ -50,7 +50,8 @@ using train::TrainingStats;
 using OptimizerFactory =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::optim::OptimizerParamGroup>)>;
 /// Makes the scheduler of an optimizer, which is stepped once for every epoch: the learning rate of epoch n is that of
-/// PyTorch's scheduler after n steps. HivemindStrategy's scheduler_fn. See schedules.hpp for ready-made ones.
+/// PyTorch's scheduler after n steps. HivemindStrategy's scheduler_fn. See schedules.hpp for ready-made ones. Called on
+/// the loop's thread, and again where an earlier epoch is loaded: what it refers to outlives the Optimizer.
 using SchedulerFn = std::function<std::unique_ptr<torch::optim::LRScheduler>(torch::optim::Optimizer&)>;
 
 /// One thread calls it, the trainer's. Parameters may be float32, float64, float16 or bfloat16 on any device. Steps

@@ -55,6 +55,8 @@ class FactorLR : public torch::optim::LRScheduler {
   /// Returns what PyTorch's scheduler keeps in a group of parameters whose learning rate was `rate` when it was made,
   /// by its keys: {"initial_lr", rate}, and more of one_cycle(). Python trainers expect it in a state.
   std::vector<std::pair<std::string, double>> kept_in_group(double rate) const;
+  /// Sets the learning rates of an epoch, however far it is from the last one; step() goes on from there.
+  void enter_epoch(std::uint64_t epoch);
 
  protected:
   /// Returns the learning rates of the groups in the epoch that begins.

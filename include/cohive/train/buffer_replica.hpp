@@ -89,7 +89,8 @@ class BufferReplica : public FusedReplica {
   /// Changes parameters and statistics between two calls of the Trainer, while no copy reads them: a local step of the
   /// caller's optimizer.
   void change(const std::function<void()>& change);
-  /// Sets the options of cohive's optimizer from an epoch on; called with each new epoch on the loop's thread.
+  /// Sets the options of cohive's optimizer by the epoch: those of the present one at once, and those of each that
+  /// begins on the loop's thread.
   void schedule(std::function<optim::Options(std::uint64_t epoch)> schedule);
 
   bool can_step_beside() const override { return !callers_.step; }
@@ -145,7 +146,8 @@ class BufferReplica : public FusedReplica {
   bool changes_by_itself_ = false;            // the caller has called change()
   bool callers_step_ = false;                 // the gradients that are taken now are for it
   std::function<optim::Options(std::uint64_t)> schedule_;
-  std::mutex stepping_;  // local steps, loads and copies exclude one another
+  std::uint64_t epoch_ = 0;  // that was entered last
+  std::mutex stepping_;      // local steps, loads and copies exclude one another
 };
 
 }  // namespace cohive::train

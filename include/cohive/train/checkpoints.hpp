@@ -27,7 +27,7 @@ struct CheckpointOptions {
   /// Names of the parameters in files, in the optimizer's order; empty: "parameter.0" and so on.
   std::vector<std::string> parameter_names;
   /// Returns the caller's own strings for a checkpoint that begins: position in the data, random generators. Called
-  /// while the trainer waits in a call.
+  /// while the trainer waits in a call, which throws what it throws; there is no checkpoint then until the next is due.
   std::function<checkpoint::Metadata()> strings = nullptr;
 };
 

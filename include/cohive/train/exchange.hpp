@@ -138,6 +138,9 @@ class Exchange {
   };
   /// Lists these values: the same number, names and shapes at any time.
   virtual std::vector<Kept> kept() { return {}; }
+  /// Changes a copy of the model's state, for newcomers or a checkpoint, where the model goes by more than kept() has.
+  /// The values of kept() come behind it afterwards. Nothing else uses the model meanwhile.
+  virtual Task<void> complete(averaging::SharedState&) { co_return; }
   /// Tells whether a peer of the run that has missed rounds lacks these values alone: it downloads them, and its model
   /// stays.
   virtual bool lacks_kept_alone() const { return false; }

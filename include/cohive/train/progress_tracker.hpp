@@ -7,7 +7,8 @@
 /// epoch of the run is the largest one that most of those trainers have reached that this one has averaged with, or
 /// whose state it has taken. What others report beyond stays a claim (GlobalProgress::claimed) until a state proves it.
 /// The key that signs a report is bound to the peer id in it: of several keys the first one has it. Members of the last
-/// round whose reports do not come through the DHT are asked themselves.
+/// round whose reports do not come through the DHT are asked themselves. An auxiliary peer has no state to lose, and
+/// believes more: see epoch_of_most.
 #pragma once
 
 #include <limits>
@@ -31,6 +32,7 @@ struct TrackerOptions {
   std::string run_id;                   ///< the record in the DHT is run_id + "_progress"; see fault_of_name
   double target_batch_size = 0;         ///< samples per epoch of all peers; a record that claims more counts as so many
   bool client_mode = false;             ///< told to the swarm: this peer cannot be reached
+  bool auxiliary = false;               ///< this peer trains nothing: its epoch is what most others report
   Duration min_refresh_period = 500ms,  ///< shortest time between two looks at the run; more for many peers
       max_refresh_period = 10s,         ///< longest time between them
       default_refresh_period = 3s;      ///< the time while no record is found, or the DHT does not answer
@@ -51,7 +53,8 @@ class ProgressShards;
 
 /// The run as last seen.
 struct GlobalProgress {
-  std::uint64_t epoch = 0;        ///< what this peer and most of those that it has averaged with have reached
+  std::uint64_t epoch = 0;        ///< what this peer and most of those that it has averaged with have reached; of an
+                                  ///< auxiliary peer see ProgressTracker::epoch_of_most
   std::uint64_t claimed = 0;      ///< the largest that one of these claims; that anybody does, where none is in touch
   double samples = 0;             ///< accumulated towards this epoch by all peers
   double own_samples = 0;         ///< of these, by this peer
@@ -125,6 +128,10 @@ class ProgressTracker {
   };
   /// Returns them, those that this peer is connected with first.
   std::vector<Trainer> trainers() const;
+  /// Returns the largest epoch that most of those others have reached that this peer has averaged with in the last
+  /// hour, by their reports; where none of these reports, most of all others. Clients count. Its own epoch where nobody
+  /// reports.
+  std::uint64_t epoch_of_most() const;
   /// Returns the reporting trainers that rounds do not wait for. Loop thread.
   std::vector<PeerId> absent() const;
   /// Tells whether a trainer that this one has averaged with has not reached its epoch yet.

@@ -90,6 +90,7 @@ class Run {
   /// exception that it throws comes through, and nothing has changed then. After settle().
   Task<void> restore(std::uint64_t epoch, std::function<void()> write);
   /// Averages the parameters once more with the peers that do the same. Returns the size of the group, 0 on failure.
+  /// Where the group for the end of this epoch is there already, it is given up, and the batches of the epoch with it.
   Task<std::size_t> average_parameters();
   /// Writes a checkpoint into the folder and waits until it is there; nothing is written when the last one is of the
   /// same state. Errors: Errc::nothing_to_save of the checkpoint module, those of checkpoint::write_file.

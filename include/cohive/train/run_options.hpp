@@ -56,8 +56,9 @@ struct RunOptions {
   bool offload_gradients_early = false;
   /// Gradients add up in the model's own buffers until the epoch ends, so zero_grad has no effect.
   bool reuse_grad_buffers = false;
-  /// Every peer steps on its own gradients in every batch, and parameters alone are averaged. With
-  /// delay_state_averaging, a round's changes are added to what the trainer has made of them meanwhile (delta rule).
+  /// Every peer steps on its own gradients in every batch, and parameters alone are averaged: grad_compression is not
+  /// looked at, and what else is said of averaged gradients is refused. With delay_state_averaging, a round's changes
+  /// are added to what the trainer has made of them meanwhile (delta rule).
   bool use_local_updates = false;
   /// With use_local_updates: what the trainers have come to is averaged once in an epoch, and an outer optimizer steps
   /// by it, in place of an average of the parameters: fewer bytes and longer rounds. What grad_compression,
@@ -105,7 +106,7 @@ struct RunOptions {
   ExchangeFactory parameter_exchange = nullptr;
   /// Changes what this structure does not name; applied last. hivemind's averager_opts: of the state averager alone.
   std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
-  TrackerOptions tracker_options;      ///< run_id, target_batch_size and client_mode are taken from above
+  TrackerOptions tracker_options;      ///< run_id, target_batch_size, client_mode and auxiliary are taken from above
   double performance_ema_alpha = 0.1;  ///< of the measured speed: weight of the newest batch, above 0 and at most 1
   CheckpointOptions checkpoints;       ///< that this peer writes and goes on from; by default none
   /// What report_loss() is told, the swarm is told, too: once an epoch, in the record that monitors read. Trainers of

@@ -13,7 +13,7 @@ namespace cohive::train {
 struct StepReport {
   std::uint64_t epoch = 0;     ///< after the call
   bool epoch_changed = false;  ///< an epoch has ended in this call
-  bool loaded_state = false;   ///< caught up with the swarm; this batch did not count
+  bool loaded_state = false;   ///< caught up with the swarm; the batch that waited for it did not count
   /// Delayed work of an earlier epoch came into place with this call; the groups below are those of its rounds.
   bool updated = false;
   std::size_t grad_group = 0;    ///< peers whose gradients were averaged; 0: local gradients only, or not known yet
@@ -24,6 +24,7 @@ struct StepReport {
   void include(const StepReport& earlier) {
     updated |= earlier.updated;
     epoch_changed |= earlier.epoch_changed;
+    loaded_state |= earlier.loaded_state;
     bytes_sent += earlier.bytes_sent;
     if (grad_group == 0) grad_group = earlier.grad_group;
     if (state_group == 0) state_group = earlier.state_group;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <set>
@@ -454,6 +455,26 @@ std::vector<Exchange::Kept> OuterStep::kept() {
     kept.push_back({"momentum." + std::to_string(i), shape, memory_->momentum[i], memory_});
   }
   return kept;
+}
+
+/// The anchor has what repairs have moved it by, and the parameters have not: whoever goes on from both would take it
+/// for something that it has come to. The copy's parameters have it, too. Those that are no float32 stay as they are.
+Task<void> OuterStep::complete(averaging::SharedState& state) {
+  if (memory_->shift.empty()) co_return;
+  const auto tensors = std::make_shared<std::vector<codec::Tensor>>(std::move(state.tensors));
+  co_await runtime_.offload([tensors, memory = memory_] {
+    for (std::size_t i = 0; i < memory->shift.size(); ++i) {
+      const auto& shift = memory->shift[i];
+      codec::Tensor& tensor = tensors->at(memory->fragment.tensors[i]);
+      const std::size_t bytes = shift.size() * sizeof(float);
+      if (shift.empty() || tensor.dtype != codec::DType::float32 || tensor.data.size() != bytes) continue;
+      std::vector<float> moved(shift.size());
+      std::memcpy(moved.data(), tensor.data.data(), bytes);
+      add(moved, shift);
+      tensor.data = Slice::copy_of({reinterpret_cast<const std::uint8_t*>(moved.data()), bytes});
+    }
+  });
+  state.tensors = std::move(*tensors);
 }
 
 /// What this peer comes to alone is no difference from an anchor: the next round would step by all of it at once, and

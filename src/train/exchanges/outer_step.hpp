@@ -88,6 +88,7 @@ class OuterStep final : public Exchange {
   Task<Effect> take(const Moment& moment, const averaging::RoundReport* round) override;
   Task<void> drop() override;
   std::vector<Kept> kept() override;
+  Task<void> complete(averaging::SharedState& state) override;
   bool lacks_kept_alone() const override { return finite_; }  // else the optimizer's statistics are not finite, either
   Task<void> alone() override;
   Task<void> renewing() override;

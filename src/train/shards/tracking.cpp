@@ -98,7 +98,7 @@ Task<void> ProgressTracker::refresh_from_shards() {
   heard_ = run.epoch;
   // Where none was drawn that this peer has averaged with, the leaders' word makes it look for the next epoch's state.
   const bool next = global.met == 0 && !met_.empty() && run.epoch > epoch_;
-  global.epoch = next ? epoch_ + 1 : std::max(epoch_, std::min(global.epoch, run.epoch));
+  if (!options_.auxiliary) global.epoch = next ? epoch_ + 1 : std::max(epoch_, std::min(global.epoch, run.epoch));
   count_run(run, global);
   looked_ = true;
   set(global);

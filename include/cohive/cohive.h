@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 /** Grows with every change that an older caller would not survive. */
-#define COHIVE_ABI_VERSION 2
+#define COHIVE_ABI_VERSION 3
 
 #if defined(__GNUC__)
 #define COHIVE_API __attribute__((visibility("default")))
@@ -430,12 +430,16 @@ COHIVE_API int32_t cohive_trainer_describe(cohive_trainer* trainer, const uint8_
                                            const char* steps, float* const* statistics);
 /** After each batch: takes its gradients, and ends the epoch when it is time.
  * \param gradients  one pointer for each parameter to float32 values, the mean over the batch; null where it has none.
- *                   They are read before it returns. Null: the batch does not count, or it is an auxiliary peer's
+ *                   They are read before it returns. Null: the batch does not count, or it is an auxiliary peer's. With
+ *                   reuse_grad_buffers they are the sums of the epoch's batches; see cohive_trainer_forget()
  * \param samples    of the batch
  * \param scale      of the loss, which the gradients have, too; 1: none. With reuse_grad_buffers it is the same in all
  *                   batches of an epoch */
 COHIVE_API int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gradients, int64_t samples,
                                        double scale, cohive_step_report* report);
+/** With reuse_grad_buffers: the caller has lost the sums of the epoch, as where a batch has overflowed, and begins new
+ * ones at zero. The samples that were counted are forgotten. */
+COHIVE_API int32_t cohive_trainer_forget(cohive_trainer* trainer);
 /** Waits for delayed work, and publishes it. The next report tells of it. */
 COHIVE_API int32_t cohive_trainer_settle(cohive_trainer* trainer);
 /** The caller is about to change parameters or statistics by itself, between two calls, or has done so: whoever reads

@@ -218,9 +218,9 @@ class Model:
         self.parameters, self.optimizer, self.has_copies = parameters, optimizer, has_copies
         self._reuse, self._local, self._link = reuse, local, link
         #: local steps change the model's own tensors, at any time; what the library has of them follows in exchange()
-        self._follows = local and not has_copies
+        self.follows = local and not has_copies
         #: whether the library asks for gradients, and for what the trainer has changed, before it waits
-        self.is_asked = link is not None or self._follows
+        self.is_asked = link is not None or self.follows
         #: on a GPU, the gradients of an epoch
         self.sums = _gpu.Sums(parameters, link, reuse) if link and not local else None
         #: what the optimizer steps
@@ -245,11 +245,17 @@ class Model:
         self.refresh_state()
         #: the memory of gradients that the library may read, by parameter
         self._buffers: Dict[int, Any] = {}
+        #: the same of calls that were interrupted, and may go on in the library
+        self._interrupted: List[Dict[int, Any]] = []
         #: with buffers that are used again, the gradients of the epoch's earlier batches, by parameter
         self._summed: Dict[int, Any] = {}
+        #: the same, of each parameter, with the version that it had when the last call ended
+        self._left: List[Tuple[Any, int]] = [(None, 0)] * len(parameters)
         self._noted = _versions_of(parameters)
+        self._norms: List[float] = []
         self._size = 0  # of the state that was described last, in tensors
         self._read: List[Any] = []  # of these, what the library reads where it is
+        self._kept_in: Any = None  # where the optimizer kept them
 
     def _check_stepped(self) -> None:
         """Raises ValueError where the optimizer steps others than its factory was given, or in another order."""
@@ -389,7 +395,7 @@ class Model:
         return {
             at: (tensor.detach(), values)
             for at, (tensor, values, by_steps) in enumerate(tensors)
-            if (self._follows or not by_steps) and tensor.data_ptr() != values.data_ptr()
+            if (self.follows or not by_steps) and tensor.data_ptr() != values.data_ptr()
         }
 
     def _publish_shared(self) -> None:
@@ -457,6 +463,7 @@ class Model:
         self._size = len(tensors)
         extras = range(len(self.live), len(self.live) + len(self._extra_tensors))
         self._read = [one for at, one in enumerate(tensors) if at not in extras]
+        self._kept_in = self.optimizer.state
         return [_described(tensor, codec, in_place=self.on_gpu) for tensor, codec in zip(tensors, codecs)]
 
     def versions(self) -> int:
@@ -468,9 +475,26 @@ class Model:
         """At the end of a call; see was_changed()."""
         self._noted = _versions_of(self.parameters)
 
+    def note_values(self) -> None:
+        """Where the library has changed the model; see was_loaded()."""
+        self._norms = [] if self.follows else self._norms_of_parameters()
+
     def was_changed(self) -> bool:
         """Whether torch has written to the model's own parameters since the last call, other than to .data."""
         return self._noted != _versions_of(self.parameters)
+
+    def was_loaded(self) -> bool:
+        """Whether they have other values since then, as they have not where averages of weights were in their place for
+        an evaluation."""
+        return self.was_changed() and self._norms != self._norms_of_parameters()
+
+    def _norms_of_parameters(self) -> List[float]:
+        norms = torch._foreach_norm([one.detach() for one in self.parameters])
+        return [float(norm) for norm in torch.stack([one.to(device="cpu", dtype=torch.float64) for one in norms])]
+
+    def was_reloaded(self) -> bool:
+        """Whether the optimizer has loaded a state by itself, into other tensors than the library knows."""
+        return self.optimizer.state is not self._kept_in
 
     def names(self) -> Any:
         """Those of the tensors of a state in checkpoints."""
@@ -515,6 +539,10 @@ class Model:
             return "its metadata is no map"
         if len(own) != len(tensors):
             return f"it has {len(tensors)} tensors, and ours {len(own)}: it is of another model or optimizer"
+        statistics = metadata.get("statistics")  # of a file
+        names = [name for name in _state_names(state) if name.startswith("optimizer.")]
+        if isinstance(statistics, list) and sorted(map(str, statistics)) != sorted(names):
+            return "its statistics have other names than ours: it is of another optimizer"
         theirs = []
         for at, (tensor, given) in enumerate(zip(own, tensors)):
             shape = tuple(given.shape[k] for k in range(given.rank))
@@ -534,7 +562,7 @@ class Model:
                 values.copy_(tensor)
         self._load_numbers(metadata.get("optimizer_metadata"))
         self._published.clear()
-        if self._follows:
+        if self.follows:
             _copy((one.detach(), live) for one, live in zip(self.stepped, self.live))
         self.forget_gradients()
         self.refresh_state()
@@ -638,6 +666,11 @@ class Model:
                         continue
                     if tensor.shape == values.shape and tensor.dtype == values.dtype:
                         loaded[name] = tensor.copy_(values)
+        self.take_optimizer()
+
+    def take_optimizer(self) -> None:
+        """Has the library's memory have what the optimizer keeps now. After it, describe() tells of tensors that are
+        others."""
         self._set_counters()
         self._collect()
         self.refresh_state()
@@ -668,7 +701,8 @@ class Model:
         if self.sums is not None:
             self.sums.add(samples, scale)
             return pointers
-        self.release_gradients()
+        if not self._reuse:
+            self._buffers = {}
         for at, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self._buffers[at] = self._on_host(parameter.grad)
@@ -700,8 +734,19 @@ class Model:
         return samples, scale
 
     def has_gradients(self) -> bool:
-        """Whether the batch has left a gradient of any parameter, or earlier ones a sum that it should be in."""
-        return bool(self._summed) or any(one.grad is not None for one in self.parameters)
+        """Whether the batch has left a gradient of any parameter, or has changed a sum of earlier ones."""
+        if not self._reuse:
+            return any(one.grad is not None for one in self.parameters)
+        return any(
+            one.grad is not before or (before is not None and before._version != version)
+            for one, (before, version) in zip(self.parameters, self._left)
+        )
+
+    def note_gradients(self) -> None:
+        """At the end of a call; see has_gradients()."""
+        if self._reuse:
+            grads = [one.grad for one in self.parameters]
+            self._left = [(grad, 0 if grad is None else grad._version) for grad in grads]
 
     def forget_gradients(self) -> None:
         """Of batches that were taken: they belong to parameters that are no more."""
@@ -712,8 +757,14 @@ class Model:
     def release_gradients(self) -> None:
         """After the library has read them: those of the last batch need no memory while the next one is computed. It
         reads buffers that are used again in later calls, too."""
+        self._interrupted = []
         if not self._reuse:
             self._buffers = {}
+
+    def keep_gradients(self) -> None:
+        """After a call that was interrupted: the library may read them until a later one has ended."""
+        self._interrupted.append(self._buffers)
+        self._buffers = {}
 
     @staticmethod
     def _on_host(grad: Any) -> Any:
@@ -725,12 +776,13 @@ class Model:
         self.forget_gradients()
         self._buffers = {}
         zero_gradients(self.parameters, set_to_none=False)
+        self.note_gradients()
 
     # ---- Steps
 
     def step(self, gradients: Optional[Sequence[Any]]) -> None:
         """Has the optimizer step, with averaged gradients or, with local updates, with those of the batch."""
-        if self._follows:
+        if self.follows:
             self.optimizer.step()
             self._find_statistics()
             return
@@ -743,6 +795,8 @@ class Model:
             for one, grad in zip(self.stepped, grads):
                 one.grad = grad
             self.optimizer.step()
+            if gradients is not None:
+                self._own(grads)
         finally:
             for one, grad in zip(self.stepped, before):
                 one.grad = grad
@@ -756,6 +810,22 @@ class Model:
         if self.sums is not None and not self.has_copies:
             averages = self.sums.upload(averages)
         return self._fitted(averages)
+
+    def _own(self, lent: Sequence[Any]) -> None:
+        """Copies what the optimizer has kept of gradients whose memory is the library's, and goes with the call."""
+        memory = {one.untyped_storage().data_ptr() for one in lent if one is not None and one.numel()}
+        for one in self.stepped:
+            kept = self.optimizer.state[one]
+            leaves = list(nested_flatten(kept))
+            is_lent = [
+                isinstance(leaf, torch.Tensor)
+                and leaf.layout == torch.strided
+                and leaf.untyped_storage().data_ptr() in memory
+                for leaf in leaves
+            ]
+            if any(is_lent):
+                own = [leaf.clone() if lent_one else leaf for leaf, lent_one in zip(leaves, is_lent)]
+                kept.update(nested_pack(own, dict(kept)))
 
     def _fitted(self, gradients: Sequence[Any]) -> List[Any]:
         """As those of what the optimizer steps."""
@@ -784,7 +854,7 @@ class Model:
             self._publish_shared()
 
     def _publish_parameters(self) -> None:
-        if self._follows:
+        if self.follows:
             return
         copies = []
         for at, (parameter, one, live) in enumerate(zip(self.parameters, self.stepped, self.live)):

@@ -25,7 +25,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from ._version import __version__
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class Bytes(ctypes.Structure):
@@ -175,6 +175,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "cohive_gpu_count": (c_int32, []),
     "cohive_trainer_stream": (c_int32, [Handle, c_void_p]),
     "cohive_trainer_settle": (c_int32, [Handle]),
+    "cohive_trainer_forget": (c_int32, [Handle]),
     "cohive_trainer_changes": (c_int32, [Handle, c_int32]),
     "cohive_trainer_load": (c_int32, [Handle, POINTER(c_int32)]),
     "cohive_trainer_average": (c_int32, [Handle, POINTER(c_uint64)]),

@@ -34,13 +34,14 @@ _RETURN_SOON = 1.0  # seconds that shutdown() adds to its time-out
 _LOOK = 0.05  # seconds between two looks of join() at what it waits for
 
 
-def _found(answer: bytes) -> List[Optional[ValueWithExpiration[Any]]]:
+def _found(answer: bytes, limited: bool = False) -> List[Optional[ValueWithExpiration[Any]]]:
     """Returns the records of an answer to a search, in the order of its keys."""
-    return [_converted(parts) for parts in _msgpack.loads(answer, lenient=True)]
+    return [_converted(parts, limited) for parts in _msgpack.loads(answer, lenient=True)]
 
 
-def _converted(parts: Any) -> Optional[ValueWithExpiration[Any]]:
-    """A record, as the library tells of it. What strangers have written and nobody can read is left out."""
+def _converted(parts: Any, limited: bool = False) -> Optional[ValueWithExpiration[Any]]:
+    """A record, as the library tells of it. What strangers have written and nobody can read is left out. A search that
+    was cut off has found nothing, but where the caller has limited its time, who is told so."""
     if parts is None:
         return None
     if len(parts) == 2:
@@ -52,7 +53,11 @@ def _converted(parts: Any) -> Optional[ValueWithExpiration[Any]]:
             if _is_key(subkey) and _msgpack.is_readable(value)
         }
         return ValueWithExpiration(entries, parts[1]) if entries else None
-    raise _native.error_of(parts[3], parts[4])
+    error = _native.error_of(parts[3], parts[4])
+    if isinstance(error, _native.Unreachable) or (isinstance(error, _native.TimedOut) and not limited):
+        logger.warning("a record was not found: %s", error)
+        return None
+    raise error
 
 
 def _is_key(subkey: Any) -> bool:
@@ -306,12 +311,15 @@ class DHT:
         :param return_future: return a Future at once
         :param kwargs: ``timeout``, seconds in all; ``sufficient_expiration_time``, by which hivemind asks for the
             newest record, does so
-        :returns: ValueWithExpiration or None; of a key with subkeys the value is a dict of ValueWithExpiration
+        :returns: ValueWithExpiration, or None where nothing was found, as where no peer answers; of a key with subkeys
+            the value is a dict of ValueWithExpiration
+        :raises TimedOut: it was not done within ``timeout``
         """
         ticket = self._begin_get([key], latest, **kwargs)
+        limited = kwargs.get("timeout") is not None
         if return_future:
-            return ticket.future(lambda answer: _found(answer)[0])
-        return _found(ticket.wait())[0]
+            return ticket.future(lambda answer: _found(answer, limited)[0])
+        return _found(ticket.wait(), limited)[0]
 
     def _begin_get(self, keys: List[DHTKey], latest: bool, timeout: Optional[float] = None, **unknown: Any) -> Ticket:
         handle, packed = self._open(), _msgpack.dumps(keys)
@@ -322,7 +330,8 @@ class DHT:
 
     def _get_many(self, keys: List[DHTKey], latest: bool, **kwargs: Any) -> Future:
         ticket = self._begin_get(keys, latest, **kwargs)
-        return ticket.future(lambda answer: dict(zip(keys, _found(answer))))
+        limited = kwargs.get("timeout") is not None
+        return ticket.future(lambda answer: dict(zip(keys, _found(answer, limited))))
 
     def store(
         self,

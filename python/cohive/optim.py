@@ -174,8 +174,9 @@ def follow_epoch(scheduler: Any, epoch: int) -> None:
 
 
 def steps_of(scheduler: Any) -> int:
-    """How often a schedule was stepped; torch counts the first setting of the rates as a step."""
-    return int(getattr(scheduler, "_step_count", 1))
+    """How often a schedule was stepped; torch counts the first setting of the rates as a step. Some keep no count:
+    SequentialLR has none, and CosineAnnealingWarmRestarts leaves it at 0."""
+    return int(getattr(scheduler, "_step_count", 0) or getattr(scheduler, "last_epoch", 0) + 1)
 
 
 def rewind(scheduler: Any, epoch: int) -> None:

@@ -43,6 +43,7 @@ logger = logging.getLogger("cohive.train")
 
 #: of averager_opts and tracker_opts: what hivemind's parts take, and the library does not under these names
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
+_MANY_EMPTY_BATCHES = 10
 #: what schedules change in the groups of an optimizer
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
 _TWO_WAYS = (
@@ -418,6 +419,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if (averager_opts or {}).get("allow_state_sharing") is False:
             options["share_state"] = False
         self._check_request_timeout(options)
+        self._changes_often = False  # whether the model had changed when the last step() began
+        self._empty_batches = 0  # without a gradient, in a row
         self._open(options)
         self._last_step: Optional[float] = None
 
@@ -501,6 +504,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
                 self._restart_schedule(self.local_epoch)
                 self._take_over()
             else:
+                self._model.note_values()
                 self._describe()
             self._status()
         except BaseException:  # nobody gets the trainer, which is in the run already
@@ -557,6 +561,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             follow_epoch(self.scheduler, epoch)
         if self.use_local_updates:
             self._model.refresh_state()
+        self._model.note_values()
         self._describe()
 
     def _status(self) -> Dict[str, Any]:
@@ -578,8 +583,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> Any:
         """After each batch: counts its samples, and its gradients, which backward() has left in ``.grad``. Returns at
         once, but at the end of an epoch, or where this peer has to catch up with the others. A batch that has left no
-        gradient at all does not count, but with local updates, and with reuse_grad_buffers after the first batch: the
-        buffers do not show it.
+        gradient at all does not count, but with local updates. Weights that were loaded into the model since the last
+        call are what training goes on from; of code that changes them before each call, what is delayed has precedence.
 
         :param closure: computes the loss and its gradients; its result is returned
         :param batch_size: samples of this batch; default: batch_size_per_step
@@ -595,6 +600,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
+        changed = self._model.was_changed()
+        if self._model.has_copies or not (changed and self._changes_often):
+            self._keep_loaded()
+        self._changes_often = changed
+        if self._model.was_reloaded():
+            self._run.call(lib.cohive_trainer_settle)
+            self._model.take_optimizer()
+            self._describe()
         if self._versions != (versions := self._model.versions()):
             self._run.call(lib.cohive_trainer_changes, 1)
             self._versions = versions
@@ -605,33 +618,64 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             with torch.no_grad():
                 has_any = self.use_local_updates or self._model.has_gradients()
                 counts = finite and has_any and not self.auxiliary
+                self._warn_of_empty_batches(has_any or self.auxiliary)
+                if self.reuse_grad_buffers and not finite:  # which has spoiled the sums of the batches before
+                    self._run.call(lib.cohive_trainer_forget)
+                    self._model.clear_gradients()
                 gradients = self._model.gradients(samples, scale) if counts else None
                 if not self._model.is_asked:
                     self._model.exchange()
                 self._run.may_owe_step = self._delays_steps
-                self._run.call(
-                    lib.cohive_trainer_step,
-                    gradients,
-                    samples if counts else 0,
-                    1.0 if self.use_local_updates else scale,  # which the model has taken out then
-                    ctypes.byref(report),
-                )
-                self._model.release_gradients()
-                if report.cleared or (self.reuse_grad_buffers and (report.loaded_state or not finite)):
-                    self._model.clear_gradients()
-                self.last_report = report
-                if report.epoch_changed or report.loaded_state or report.updated:
-                    self._take_over()
-                elif self.use_local_updates and self._model.has_copies:
-                    self._model.publish()
-                if report.loaded_state:
-                    _model.return_memory()
+                try:
+                    self._run.call(
+                        lib.cohive_trainer_step,
+                        gradients,
+                        samples if counts else 0,
+                        1.0 if self.use_local_updates else scale,  # which the model has taken out then
+                        ctypes.byref(report),
+                    )
+                    self._model.release_gradients()
+                except BaseException:
+                    self._model.keep_gradients()
+                    raise
+                finally:  # the handler of a signal may have raised when all was done
+                    self._apply(report)
         finally:
             self._model.note_changes()
+            self._model.note_gradients()
         self._measure(samples, bool(report.epoch_changed or report.loaded_state))
         if grad_scaler is not None and hasattr(grad_scaler, "_stepped"):
             grad_scaler._stepped(finite, bool(report.epoch_changed))
         return loss
+
+    def _apply(self, report: _native.StepReport) -> None:
+        """Has the model, its gradients and the schedule follow what a step of the library has done."""
+        if report.cleared or (self.reuse_grad_buffers and report.loaded_state):
+            self._model.clear_gradients()
+        self.last_report = report
+        if report.epoch_changed or report.loaded_state or report.updated:
+            self._take_over()
+        elif self.use_local_updates and self._model.has_copies:
+            self._model.publish()
+        if report.loaded_state:
+            _model.return_memory()
+
+    def _warn_of_empty_batches(self, has_any: bool) -> None:
+        """Warns once where one batch after the other has left no gradient: this peer does nothing for the run then."""
+        self._empty_batches = 0 if has_any else self._empty_batches + 1
+        if self._empty_batches == _MANY_EMPTY_BATCHES:
+            logger.warning(
+                "%d batches in a row have left no gradient in the parameters of the optimizer, and do not count: "
+                "step() comes after backward() and before zero_grad(), and the model's parameters are those that the "
+                "optimizer was given, as they are not after load_state_dict(assign=True)",
+                _MANY_EMPTY_BATCHES,
+            )
+
+    def _keep_loaded(self) -> None:
+        """Has training go on from weights that the user has loaded into the model since the last call. With local steps
+        the model's own are what is trained."""
+        if not self._model.follows and self._model.was_loaded():
+            self._settle()
 
     def _measure(self, samples: int, waited: bool) -> None:
         """The speed of this peer, as hivemind's PerformanceEMA measures it, but for steps that have waited."""
@@ -674,6 +718,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def average_parameters(self) -> int:
         """Averages the parameters once more with the peers that do the same. The size of the group; 0: no group."""
         self._run.refuse_now()
+        self._keep_loaded()
         group = ctypes.c_uint64()
         self._model.exchange()
         self._run.call(lib.cohive_trainer_average, ctypes.byref(group))
@@ -685,6 +730,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         part. Waits until these are more than an epoch ahead, or for averaging_timeout. The size of the last group; 0:
         nobody else came. Only shutdown() may follow."""
         self._run.refuse_now()
+        self._keep_loaded()
         group = ctypes.c_uint64()
         self._model.exchange()
         self._run.call(lib.cohive_trainer_finish, ctypes.byref(group))
@@ -749,7 +795,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     def _settle(self) -> None:
         """Waits for what is delayed, and takes it over: of a model that was changed since the last call, as by a load,
         all but parameters and extra tensors."""
-        if self._model.was_changed():
+        if self._model.was_loaded():
             masters = self._model.masters_as_given()
             self._settle_as_given(with_parameters=True)
             self._model.take_parameters(masters)
@@ -784,6 +830,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._model.forget_gradients()
         self._describe()
         self._run.call(lib.cohive_trainer_restore, epoch)
+        if self.reuse_grad_buffers:
+            self._model.clear_gradients()
         self._take_over()
 
     def _resume_schedule(self, settings: List[Dict[str, Any]], epoch: int) -> None:
@@ -816,6 +864,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Writes the state as a safetensors file: its tensors alone. Where the optimizer keeps plain numbers beside
         them, as Adafactor keeps its step, state_dict() has these, too."""
         self._run.refuse_now()
+        self._keep_loaded()
         was_changed = self._model.was_changed()
         self._model.exchange()
         if not was_changed:
@@ -826,6 +875,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Goes on from such a file; returns its epoch."""
         epoch = ctypes.c_uint64()
         self._run.call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
+        if self.reuse_grad_buffers:
+            self._model.clear_gradients()
         self._restart_schedule(epoch.value)
         self._take_over()
         return epoch.value
@@ -897,7 +948,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         run.leaver = threading.get_ident()
         if run.inside or not run.may_owe_step:  # a call of another thread has the trainer, who knows for how long
             return
-        if self._model.was_changed():
+        if self._model.was_loaded():
             logger.warning("the model was changed since the last step: a delayed step is not taken over")
             return
         run.of_thread.give_up_at = time.monotonic() + (self.shutdown_timeout or 0)

@@ -340,6 +340,13 @@ def test_nobody_answers():
     alone.shutdown()
 
 
+def test_nothing_is_found_where_nobody_answers_any_more(swarm):
+    first, second = swarm(2)
+    first.shutdown()
+    assert second.get("absent") is None and second.get("absent", latest=True) is None
+    assert second._get_many(["one", "other"], latest=True).result(20) == {"one": None, "other": None}
+
+
 def test_two_do_not_get_one_port(swarm):
     (peer,) = swarm(1)
     port = peer.get_visible_maddrs()[0]["tcp"]

@@ -140,6 +140,34 @@ def test_gradients_add_up_in_reused_buffers(trainer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_that_leaves_nothing_in_reused_buffers_does_not_count(trainer, dtype):
+    weight, other = model_of(dtype=dtype), model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=True, batch_size_per_step=4)
+    for batch in range(4):
+        loss_of(weight, 4).backward()
+        optimizer.step()
+        if batch < 3:
+            for _ in range(2):
+                optimizer.step()
+            assert optimizer.local_epoch == 0
+    loss_of(other, 4).backward()
+    assert optimizer.local_epoch == 1 and torch.allclose(weight, other - 0.1 * other.grad, rtol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_begin_anew_where_a_state_is_loaded_in_the_middle_of_an_epoch(trainer, dtype, tmp_path):
+    weight = model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], optimizer=SGD, reuse_grad_buffers=True, batch_size_per_step=4)
+    state, file = copy.deepcopy(optimizer.state_dict()), tmp_path / "state.safetensors"
+    optimizer.save_checkpoint(file)
+    for load in (lambda: optimizer.load_state_dict(state), lambda: optimizer.load_checkpoint(file)):
+        (100 * loss_of(weight, 4)).backward()
+        optimizer.step()
+        load()
+        assert torch.equal(weight.grad, torch.zeros_like(weight)) and torch.equal(weight, model_of(dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("clear", [lambda weight: None, torch.zeros_like], ids=["cleared", "replaced"])
 def test_sums_that_are_lost_get_a_sentence(trainer, clear, dtype):
     weight, late = model_of(dtype=dtype), model_of()
@@ -167,6 +195,35 @@ def test_a_sum_of_all_parameters_that_is_lost_gets_a_sentence(trainer):
     weight.grad = None
     with pytest.raises(RuntimeError, match="gradient of parameter 0 was set to None"):
         optimizer.step()
+
+
+def test_batches_in_a_row_that_leave_no_gradient_are_told_of_once(trainer, caplog):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4)
+    for _ in range(25):
+        loss_of(weight, 4).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert caplog.text.count("batches in a row have left no gradient") == 1
+
+
+def test_an_optimizer_may_keep_gradients(trainer):
+    class Keeping(torch.optim.SGD):
+        def step(self, closure=None):
+            for parameter in self.param_groups[0]["params"]:
+                self.state[parameter]["before"] = [parameter.grad.view(-1)]
+            return super().step(closure)
+
+    weight = torch.nn.Parameter(torch.ones(1 << 21))  # whose gradients are mapped memory, which goes at once
+    optimizer = trainer(params=[weight], optimizer=functools.partial(Keeping, lr=0.1), batch_size_per_step=16)
+    for epoch in range(3):
+        (weight * (epoch + 1)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(
+            optimizer.opt.state[optimizer._model.stepped[0]]["before"][0], torch.full_like(weight, epoch + 1.0)
+        )
+        assert optimizer.state_dict()["local_epoch"] == epoch + 1
 
 
 def test_a_parameter_without_gradients_stays(trainer):
@@ -272,6 +329,39 @@ def test_a_delayed_step_is_none_of_a_model_that_was_loaded(trainer, dtype):
     assert torch.equal(weight, model_of(7.0, dtype)) and torch.equal(beside, torch.full((3,), 8.0))
     assert torch.equal(optimizer._model.live[0], model_of(7.0))
     trains_on_from_sevens(weight, optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("offload", [True, False])
+def test_weights_that_are_loaded_when_the_optimizer_is_there_are_trained(trainer, dtype, offload):
+    weight = model_of(dtype=dtype)
+    optimizer = trainer(params=[weight], optimizer=SGD, offload_optimizer=offload)
+    with torch.no_grad():
+        weight.fill_(7.0)
+    loss_of(weight, 16).backward()
+    other = model_of(7.0, dtype)
+    loss_of(other, 16).backward()
+    optimizer.step(batch_size=16)
+    assert torch.allclose(weight.float(), 7.0 - 0.1 * other.grad.float(), rtol=1e-5 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delayed_step_is_none_of_weights_that_are_loaded_before_the_next_batch(trainer, dtype):
+    weight, optimizer = delayed(trainer, dtype)
+    with torch.no_grad():
+        weight.fill_(7.0)
+    trains_on_from_sevens(weight, optimizer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_delayed_step_arrives_where_averages_of_weights_were_looked_at_meanwhile(trainer, dtype):
+    weight, optimizer = delayed(trainer, dtype)
+    own = weight.detach().clone()
+    for values in (torch.full_like(own, 3.0), own):
+        with torch.no_grad():
+            weight.copy_(values)
+    optimizer.state_dict()
+    assert ((weight - own).abs() > 0.05).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -487,6 +577,17 @@ def test_tensors_in_lists_of_an_optimizer_are_saved(trainer, tmp_path, kind):
     assert torch.equal(loaded["momentum_buffer"], kept["momentum_buffer"])
     assert [one.item() for one in loaded["GG"][1:]] == [4.0 * (at + 1) for at in range(1, kind.many)]
     assert loaded["GG"][0]["Q"] == kept["GG"][0]["Q"] == 4
+
+
+def test_statistics_of_another_optimizer_are_not_taken_for_those_of_ours(trainer, tmp_path, caplog):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=functools.partial(torch.optim.RMSprop, lr=0.1, momentum=0.5))
+    train_alone(optimizer, weight, epochs=1)
+    optimizer.save_checkpoint(tmp_path / "state.safetensors")
+    other = trainer(params=[model_of()], optimizer=KINDS["adam"])
+    with pytest.raises(RuntimeError, match="another model or optimizer"):
+        other.load_checkpoint(tmp_path / "state.safetensors")
+    assert "it is of another optimizer" in caplog.text and other.local_epoch == 0
 
 
 def test_loaded_statistics_are_those_that_are_averaged(trainer):
@@ -800,6 +901,53 @@ def test_a_schedule_goes_back_to_the_epoch_of_a_file(trainer, schedule, tmp_path
             optimizer.step(batch_size=16)
             assert optimizer.local_epoch == epoch
             assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**epoch)
+
+
+def test_a_schedule_with_restarts_has_the_rates_that_torch_gives_it(trainer):
+    schedule = functools.partial(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=2, T_mult=2)
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, scheduler=schedule)
+    plain = SGD([model_of()])
+    expected = schedule(plain)
+    for epoch in range(5):
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(plain.param_groups[0]["lr"]), epoch
+        loss_of(weight, 16).backward()
+        optimizer.step(batch_size=16)
+        optimizer.zero_grad()
+        expected.step()
+
+
+def test_a_step_that_is_delayed_has_the_rate_of_its_epoch(trainer):
+    weight = model_of()
+    schedule = functools.partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: float(epoch == 0))
+    delays = dict(delay_grad_averaging=True, delay_optimizer_step=True, delay_state_averaging=True)
+    optimizer = trainer(params=[weight], optimizer=SGD, scheduler=schedule, **delays)
+    loss_of(weight, 16).backward()
+    optimizer.step(batch_size=16)
+    optimizer.state_dict()
+    other = model_of()
+    loss_of(other, 16).backward()
+    assert torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6) and optimizer.local_epoch == 1
+
+
+def test_a_state_that_the_inner_optimizer_has_loaded_is_stepped_with(trainer):
+    weight, source = model_of(), model_of()
+    saved = KINDS["adam"]([source])
+    for _ in range(3):
+        saved.zero_grad()
+        loss_of(source, 16).backward()
+        saved.step()
+    inner = KINDS["adam"]([weight])
+    optimizer = trainer(optimizer=inner)
+    with torch.no_grad():
+        weight.copy_(source)
+    inner.load_state_dict(copy.deepcopy(saved.state_dict()))
+    for one, of, told in ((optimizer, weight, dict(batch_size=16)), (saved, source, {})):
+        one.zero_grad()
+        loss_of(of, 16).backward()
+        one.step(**told)
+    assert torch.allclose(weight, source, atol=1e-6) and statistics_of(inner)["step"] == 4
+    assert torch.allclose(statistics_of(inner)["exp_avg"], statistics_of(saved)["exp_avg"], atol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -1121,6 +1269,18 @@ def test_a_batch_that_overflows_does_not_count(trainer):
     assert torch.equal(weight, model_of())
 
 
+def test_sums_begin_anew_after_a_batch_that_overflows(trainer):
+    weight, scaler = model_of(), GradScaler(DEVICE, init_scale=1024.0)
+    optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4, reuse_grad_buffers=True)
+    for factor in (100.0, float("inf"), 1.0, 1.0, 1.0, 1.0):
+        scaler.scale(factor * loss_of(weight, 4)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    other = model_of()
+    loss_of(other, 4).backward()
+    assert optimizer.local_epoch == 1 and torch.allclose(weight, other - 0.1 * other.grad, atol=1e-6)
+
+
 def test_without_a_scaler_a_batch_that_overflows_costs_the_epoch(trainer):
     weight = model_of()
     optimizer = trainer(params=[weight], optimizer=SGD, batch_size_per_step=4)
@@ -1336,6 +1496,54 @@ def test_a_handler_of_a_signal_leaves_the_call_that_it_has_interrupted_alone(tra
     optimizer.save_checkpoint(path)
     optimizer.shutdown()
     assert path.exists() and not optimizer.is_alive()
+
+
+def test_a_signal_when_an_epoch_has_just_ended_leaves_no_half_of_it(trainer, monkeypatch):
+    weight = model_of(dtype=torch.bfloat16)
+    optimizer = trainer(params=[weight], optimizer=SGD, offload_optimizer=True, reuse_grad_buffers=True)
+    call = optimizer._run.call
+
+    def interrupted(function, *arguments):
+        call(function, *arguments)
+        if function is cohive._native.lib.cohive_trainer_step:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(optimizer._run, "call", interrupted)
+    loss_of(weight, 16).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(batch_size=16)
+    assert optimizer.local_epoch == 1 and torch.equal(weight.grad, torch.zeros_like(weight))
+    assert torch.equal(weight, optimizer._model.live[0].to(weight.dtype)) and not torch.equal(weight, model_of())
+
+
+def test_a_signal_in_the_step_of_an_epoch_costs_a_batch_at_most(trainer):
+    class Signalling(torch.optim.SGD):
+        is_told = False
+
+        def step(self, closure=None):
+            if self.is_told:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(closure)
+
+    weight = model_of(dtype=torch.bfloat16)
+    options = dict(offload_optimizer=True, reuse_grad_buffers=True, batch_size_per_step=16)
+    optimizer = trainer(params=[weight], optimizer=functools.partial(Signalling, lr=0.1), **options)
+    optimizer.opt.is_told = True
+    loss_of(weight, 16).backward()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    optimizer.opt.is_told = False
+    ended = bool(optimizer.last_report.epoch_changed)  # else its wait was interrupted
+    loss_of(weight, 16).backward()  # which adds to a sum that was stepped with then
+    optimizer.step()
+    assert optimizer.local_epoch == (2 if ended else 1) and torch.equal(weight.grad, torch.zeros_like(weight))
+    before = weight.detach().clone()
+    assert torch.equal(before, optimizer._model.live[0].to(weight.dtype)) and not torch.equal(before, model_of())
+    loss_of(weight, 16).backward()
+    other = torch.nn.Parameter(before)
+    loss_of(other, 16).backward()
+    optimizer.step()
+    assert torch.allclose(weight, other - 0.1 * other.grad, rtol=1e-2)
 
 
 BAD = {

@@ -2,6 +2,8 @@
 // states, which the caller is asked for by events.
 #include "cohive/averaging/averager.hpp"
 
+#include <pthread.h>
+
 #include <atomic>
 #include <cmath>
 
@@ -58,7 +60,13 @@ struct StateQuestions {
 };
 
 StateQuestions& state_questions() {
-  static StateQuestions& all = *new StateQuestions;
+  static StateQuestions& all = []() -> StateQuestions& {
+    auto& made = *new StateQuestions;
+    // A forked child has none of the threads that may hold it.
+    ::pthread_atfork([] { state_questions().mutex.lock(); }, [] { state_questions().mutex.unlock(); },
+                     [] { state_questions().mutex.unlock(); });
+    return made;
+  }();
   return all;
 }
 

@@ -129,7 +129,7 @@ optim::Options CallerModel::options(std::size_t parameter) {
   if (!ways_.native_steps) return BufferReplica::options(parameter);
   const std::lock_guard lock(described_);
   if (!has_layout_) throw std::logic_error("cohive: the caller has not described its optimizer");
-  return layout_.step[parameter];
+  return steps_of_sums_.empty() ? layout_.step[parameter] : steps_of_sums_[parameter];
 }
 
 std::array<optim::View, optim::kMostStateFields> CallerModel::statistics(std::size_t parameter) {
@@ -179,10 +179,17 @@ void CallerModel::hand_over(const std::vector<const float*>& gradients, double s
   sums().add(std::move(batch), samples, scale);
 }
 
-void CallerModel::take_batch(const float* const* gradients, double samples, double scale) {
-  if (ways_.local_steps) return change([this] { call_step({}, 0); });
-  if (calls_.sums) return;  // which will hand over the sum
+bool CallerModel::take_batch(const float* const* gradients, double samples, double scale) {
+  if (ways_.local_steps) {
+    change([this] { call_step({}, 0); });
+    return true;
+  }
+  if (calls_.sums) return true;  // which will hand over the sum
   if (ways_.reuse_buffers) {
+    if (unread_.valid()) {
+      buffers_.assign(gradients, gradients + size());  // the caller may have given up the memory of before
+      return false;
+    }
     if (batches_ > 0 && scale_ != scale)
       refuse(
           "with reuse_grad_buffers all gradients of an epoch have one loss scale; change it where an epoch has ended "
@@ -192,10 +199,11 @@ void CallerModel::take_batch(const float* const* gradients, double samples, doub
       if (gradients[i]) buffers_[i] = gradients[i];
     scale_ = scale;
     ++batches_;
-    return;
+    return true;
   }
   hand_over(std::vector(gradients, gradients + size()), samples, scale);
   unread_.get();
+  return true;
 }
 
 CallerModel::Sums CallerModel::ask_for_sums() const {
@@ -221,6 +229,10 @@ void CallerModel::take_sums_of_caller() {
 void CallerModel::cut_gradients() {
   if (ways_.reuse_buffers && batches_ > 0 && !calls_.sums) hand_over(buffers_, 1, scale_ * batches_);
   batches_ = 0;
+  {
+    const std::lock_guard lock(described_);
+    steps_of_sums_ = layout_.step;
+  }
   BufferReplica::cut_gradients();
 }
 

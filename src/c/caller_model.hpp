@@ -71,8 +71,9 @@ class CallerModel : public train::BufferReplica {
   /// \param again  it does so again and again: newcomers are given copies from now on
   void changes(bool again);
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
-  /// reads them any more, but for buffers that are used again.
-  void take_batch(const float* const* gradients, double samples, double scale);
+  /// reads them any more, but for buffers that are used again. False: it does not count, since in these it was added to
+  /// the sums of an epoch that has ended, in a call that was interrupted before it could clear them.
+  bool take_batch(const float* const* gradients, double samples, double scale);
   /// Has the caller hand over what it has added up by itself, or with local steps its parameters, if it does so.
   void take_sums_of_caller();
   /// Notes on which stream of the GPU the trainer queues its work.
@@ -139,6 +140,9 @@ class CallerModel : public train::BufferReplica {
   std::mutex described_;  // the layout is read; who changes it has both
   Layout layout_;
   bool has_layout_ = false;
+  // Of the layout when the sums of gradients were cut: a step that is delayed has the rates of its own epoch, not those
+  // of the next one, which the caller describes meanwhile.
+  std::vector<optim::Options> steps_of_sums_;
   std::vector<std::weak_ptr<averaging::LiveTensors>> views_;  // with copying_
   // Copies of what the trainer may change while it is averaged.
   std::vector<train::Buffer> copies_;

@@ -182,15 +182,7 @@ std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gr
     if (!(scale > 0) || !std::isfinite(scale)) refuse("the scale of a loss must be above 0 and finite");
     if (self.options().auxiliary && counts) refuse("an auxiliary peer has no batches");
     const auto take = [&]() -> std::int64_t {
-      if (counts) {
-        model.take_batch(gradients, static_cast<double>(samples), scale);
-        return samples;
-      }
-      if (self.options().reuse_grad_buffers) {
-        model.forget_batches();
-        self.forget_samples();
-      }
-      return 0;
+      return counts && model.take_batch(gradients, static_cast<double>(samples), scale) ? samples : 0;
     };
     const auto done = self.step(take, [&] {
       model.take_sums_of_caller();
@@ -208,6 +200,13 @@ std::int32_t cohive_gpu_count() {
 
 std::int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream) {
   return with_trainer(trainer, [&](Trainer&, CallerModel& model) { model.note_stream(stream); });
+}
+
+std::int32_t cohive_trainer_forget(cohive_trainer* trainer) {
+  return with_trainer(trainer, [](Trainer& self, CallerModel& model) {
+    self.forget([&model] { model.forget_batches(); });
+    (void)model.clear_buffers();
+  });
 }
 
 std::int32_t cohive_trainer_settle(cohive_trainer* trainer) {

@@ -1,5 +1,6 @@
 #include "cohive/core/bytes.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -91,6 +92,9 @@ class KeptBlocks {
               kept_.begin());
     count_ -= gone;
   }
+  /// Around a fork: the child has none of the threads that may be in here.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   struct Kept {
@@ -103,7 +107,11 @@ class KeptBlocks {
 };
 
 KeptBlocks& kept_blocks() {
-  static auto* blocks = new KeptBlocks;  // blocks may be released after static objects are gone
+  static auto* blocks = [] {
+    auto* made = new KeptBlocks;  // blocks may be released after static objects are gone
+    ::pthread_atfork([] { kept_blocks().lock(); }, [] { kept_blocks().unlock(); }, [] { kept_blocks().unlock(); });
+    return made;
+  }();
   return *blocks;
 }
 

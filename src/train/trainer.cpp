@@ -243,6 +243,13 @@ void Trainer::forget_samples() {
   impl_->run->forget_samples();
 }
 
+void Trainer::forget(const std::function<void()>& forget_batches) {
+  const Impl::Turn turn(*impl_);
+  impl_->finish_left();
+  forget_batches();
+  forget_samples();
+}
+
 void Trainer::settle() {
   const Impl::Turn turn(*impl_);
   impl_->remember(impl_->wait_for([this] { return impl_->run->settle(); }));

@@ -417,6 +417,32 @@ TEST(CTrainerReuse, ABatchWithoutAGradientLeavesTheSumOfThoseBefore) {
   EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f))) << "the mean of 4 and nothing";
 }
 
+TEST(CTrainerReuse, ABatchThatDoesNotCountLeavesTheSumOfThoseBefore) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(1), COHIVE_OK) << cohive_last_error();
+  cohive_step_report report{};
+  ASSERT_EQ(cohive_trainer_step(adding.trainer.handle, nullptr, 0, 1, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.cleared, 0);
+  ASSERT_EQ(adding.step(3, 1, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f)));
+}
+
+TEST(CTrainerReuse, SumsThatWereLostBeginAnew) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(100), COHIVE_OK) << cohive_last_error();
+  ASSERT_EQ(cohive_trainer_forget(adding.trainer.handle), COHIVE_OK) << cohive_last_error();
+  adding.sum.assign(4, 0.0f);
+  cohive_step_report report{};
+  ASSERT_EQ(adding.step(1, 2, &report), COHIVE_OK) << "a scale of their own";
+  EXPECT_EQ(report.epoch_changed, 0);
+  ASSERT_EQ(adding.step(3, 2, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f)));
+}
+
 TEST(CTrainerReuse, AStateThatIsTakenOverInTheMiddleOfAnEpochClearsTheBuffers) {
   SwarmOwner swarm(kAlone);
   AddingInPlace adding(swarm.handle);

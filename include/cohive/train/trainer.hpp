@@ -61,8 +61,11 @@ class Trainer {
   StepReport step(std::int64_t samples);
   /// Publishes what was prepared in the background, without a batch. Does not wait: nullopt when there is nothing.
   std::optional<StepReport> publish();
-  /// Forgets what was counted in this epoch, whose gradients the replica has lost; see Run::forget_samples.
+  /// Forgets what was counted in this epoch, whose gradients the replica has lost; see Run::forget_samples. Inside of
+  /// step(), as where it takes a batch.
   void forget_samples();
+  /// The same between two calls. \param forget_batches  has the replica forget them, too
+  void forget(const std::function<void()>& forget_batches);
   /// Waits for delayed work and publishes it. The next step() reports it.
   void settle();
 

@@ -276,7 +276,7 @@ class Runtime {
   /// Called where work begins that is not the loop's, and where it ends.
   virtual void leave_loop() noexcept {}
   virtual void enter_loop() noexcept {}
-  /// Called when a task has ended with an exception. \param task its group and its name.
+  /// Called when a task has ended with an exception: with its group and name, and what was thrown.
   virtual void on_task_failed(const std::string& /*task*/, const std::string& /*what*/) {}
 
  private:

@@ -772,7 +772,9 @@ class Model:
         return grad if is_plain(grad) else grad.to(device="cpu", dtype=torch.float32).contiguous()
 
     def clear_gradients(self) -> None:
-        """Begins new sums in the parameters' gradients."""
+        """Begins new sums in the parameters' gradients, where these are used again."""
+        if not self._reuse:
+            return
         self.forget_gradients()
         self._buffers = {}
         zero_gradients(self.parameters, set_to_none=False)

@@ -600,19 +600,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
-        changed = self._model.was_changed()
-        if self._model.has_copies or not (changed and self._changes_often):
-            self._keep_loaded()
-        self._changes_often = changed
-        if self._model.was_reloaded():
-            self._run.call(lib.cohive_trainer_settle)
-            self._model.take_optimizer()
-            self._describe()
-        if self._versions != (versions := self._model.versions()):
-            self._run.call(lib.cohive_trainer_changes, 1)
-            self._versions = versions
-        if self._settings != self._fingerprint():
-            self._describe()
+        self._take_changes()
         report = _native.StepReport()
         try:
             with torch.no_grad():
@@ -648,9 +636,26 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             grad_scaler._stepped(finite, bool(report.epoch_changed))
         return loss
 
+    def _take_changes(self) -> None:
+        """Has the library follow what the user has changed since the last step: weights, the optimizer and its
+        settings."""
+        changed = self._model.was_changed()
+        if changed and (self._model.has_copies or not self._changes_often):
+            self._keep_loaded()
+        self._changes_often = changed
+        if self._model.was_reloaded():
+            self._run.call(lib.cohive_trainer_settle)
+            self._model.take_optimizer()
+            self._describe()
+        if self._versions != (versions := self._model.versions()):
+            self._run.call(lib.cohive_trainer_changes, 1)
+            self._versions = versions
+        if self._settings != self._fingerprint():
+            self._describe()
+
     def _apply(self, report: _native.StepReport) -> None:
         """Has the model, its gradients and the schedule follow what a step of the library has done."""
-        if report.cleared or (self.reuse_grad_buffers and report.loaded_state):
+        if report.cleared or report.loaded_state:
             self._model.clear_gradients()
         self.last_report = report
         if report.epoch_changed or report.loaded_state or report.updated:
@@ -709,8 +714,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         loaded = ctypes.c_int32()
         self._run.call(lib.cohive_trainer_load, ctypes.byref(loaded))
         if loaded.value:
-            if self.reuse_grad_buffers:
-                self._model.clear_gradients()
+            self._model.clear_gradients()
             self._take_over()
             _model.return_memory()
         return bool(loaded.value)
@@ -830,8 +834,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._model.forget_gradients()
         self._describe()
         self._run.call(lib.cohive_trainer_restore, epoch)
-        if self.reuse_grad_buffers:
-            self._model.clear_gradients()
+        self._model.clear_gradients()
         self._take_over()
 
     def _resume_schedule(self, settings: List[Dict[str, Any]], epoch: int) -> None:
@@ -875,8 +878,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         """Goes on from such a file; returns its epoch."""
         epoch = ctypes.c_uint64()
         self._run.call(lib.cohive_trainer_resume, str(path).encode(), ctypes.byref(epoch))
-        if self.reuse_grad_buffers:
-            self._model.clear_gradients()
+        self._model.clear_gradients()
         self._restart_schedule(epoch.value)
         self._take_over()
         return epoch.value

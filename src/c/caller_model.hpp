@@ -140,8 +140,8 @@ class CallerModel : public train::BufferReplica {
   std::mutex described_;  // the layout is read; who changes it has both
   Layout layout_;
   bool has_layout_ = false;
-  // Of the layout when the sums of gradients were cut: a step that is delayed has the rates of its own epoch, not those
-  // of the next one, which the caller describes meanwhile.
+  // These are the layout's, as they were when the sums of gradients were cut: a step that is delayed has the rates of
+  // its own epoch, not those of the next one, which the caller describes meanwhile.
   std::vector<optim::Options> steps_of_sums_;
   std::vector<std::weak_ptr<averaging::LiveTensors>> views_;  // with copying_
   // Copies of what the trainer may change while it is averaged.

@@ -94,22 +94,12 @@ struct Place {
   std::string statistic;
 };
 
-/// Returns an array of the metadata; null where there is none.
-const msgpack::Array* told_by(const averaging::DownloadedState& state, std::string_view key) {
-  const auto* metadata = state.metadata.get_if<msgpack::Map>();
-  const auto* found = metadata ? metadata->find(key) : nullptr;
-  return found ? found->get_if<msgpack::Array>() : nullptr;
-}
-
 /// What a donor says of its optimizer; null where it says nothing.
 const msgpack::Array* leaves_of(const averaging::DownloadedState& state) {
-  const auto* leaves = told_by(state, "optimizer_metadata");
+  const auto* metadata = state.metadata.get_if<msgpack::Map>();
+  const auto* layout = metadata ? metadata->find("optimizer_metadata") : nullptr;
+  const auto* leaves = layout ? layout->get_if<msgpack::Array>() : nullptr;
   return leaves && !leaves->items.empty() ? leaves : nullptr;
-}
-
-/// Returns the names of a file's statistics; null for a state that is from no file.
-const msgpack::Array* names_of_statistics(const averaging::DownloadedState& state) {
-  return told_by(state, "statistics");
 }
 
 /// How many tensors of its optimizer a donor says that it has sent; nothing where it says nothing.
@@ -294,7 +284,7 @@ Result<std::vector<torch::Tensor>> check_extras(const averaging::DownloadedState
                                                 const std::vector<torch::Tensor>& ours) {
   const auto bad = [&](const std::string& what) { return Error(Errc::bad_state, state.donor, what); };
   const auto sent = statistics_sent(state);
-  const auto* const named = names_of_statistics(state);
+  const auto* const named = train::names_of_statistics(state);
   const std::size_t expected = parameters + ours.size() + sent.value_or(named ? named->items.size() : 0);
   if (state.tensors.size() < expected || (sent && state.tensors.size() != expected))
     return bad("it has " + std::to_string(state.tensors.size()) + " tensors" +
@@ -318,7 +308,7 @@ std::vector<Place> check_statistics(torch::optim::Optimizer& optimizer, const av
   if (const auto* leaves = leaves_of(state)) comparison = layout.compare(optimizer, *leaves);
   std::string differences;
   for (const auto& difference : comparison.differences) differences += (differences.empty() ? "" : "; ") + difference;
-  const auto* const names = names_of_statistics(state);
+  const auto* const names = train::names_of_statistics(state);
   const std::string other_names = names ? difference_of_names(*names, places) : "";
   if (sent == places.size() && !comparison.other_class && other_names.empty()) {
     if (!differences.empty()) checked.note = "was taken, but its optimizer is not set up as ours: " + differences;

@@ -63,14 +63,11 @@ Slice bytes_of(std::span<const float> values) {
   return Slice::copy_of({reinterpret_cast<const std::uint8_t*>(values.data()), values.size_bytes()});
 }
 
-/// Puts the statistics of a file, which its metadata names, in the order of ours. False: it has others, which are left
-/// out.
+/// Puts the statistics of a file in the order of ours. False: it has others, which are left out.
+/// \param names       of those of the file, the last tensors; null: they are in our order
 /// \param statistics  names of ours
-bool put_in_order(std::vector<const codec::Tensor*>& tensors, const msgpack::Value& metadata,
+bool put_in_order(std::vector<const codec::Tensor*>& tensors, const msgpack::Array* names,
                   const std::vector<std::string>& statistics) {
-  const auto* map = metadata.get_if<msgpack::Map>();
-  const auto* found = map ? map->find("statistics") : nullptr;
-  const auto* names = found ? found->get_if<msgpack::Array>() : nullptr;
   if (!names || names->items.size() > tensors.size()) return true;
   const std::size_t before = tensors.size() - names->items.size();
   std::map<std::string_view, const codec::Tensor*> theirs;
@@ -382,7 +379,7 @@ Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState&
   statistics.emplace_back(kSteps);
   std::vector<const codec::Tensor*> tensors;
   for (const auto& tensor : state.tensors) tensors.push_back(&tensor);
-  const bool whole = put_in_order(tensors, state.metadata, statistics);
+  const bool whole = put_in_order(tensors, names_of_statistics(state), statistics);
   if (!whole) places.resize(size());
   if (tensors.size() != places.size() + (whole ? 1u : 0u)) return bad("another number of tensors");
   std::vector<std::span<const float>> values;

@@ -204,7 +204,7 @@ Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, 
   averaging::DownloadedState state;
   state.donor = run_.dht.host().id();
   // Replicas tell by the names whether the statistics are theirs.
-  state.metadata = msgpack::Map{{{"epoch", epoch}, {"statistics", std::move(found->statistics)}}};
+  state.metadata = msgpack::Map{{{"epoch", epoch}, {kStatisticsKey, std::move(found->statistics)}}};
   state.tensors = std::move(found->tensors);
   if (!of_this_run) values.clear();
   if (of_this_run && values.empty() && run_.kept.elements() > 0)

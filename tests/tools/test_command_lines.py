@@ -198,8 +198,8 @@ class CommandLines(unittest.TestCase):
     def test_options_that_nothing_would_look_at_are_refused(self):
         relay = f"{FIRST}/p2p/{NOBODY}"
         node, monitor = "cohive-bootstrap", "cohive-monitor"
-        limits = ("--relay-reservations", "--relay-reservations-per-network", "--relay-circuits", "--relay-circuits-per-peer",
-                  "--relay-megabytes", "--relay-minutes")
+        limits = ("--relay-reservations", "--relay-reservations-per-network", "--relay-circuits",
+                  "--relay-circuits-per-peer", "--relay-megabytes", "--relay-minutes")
         pairs = [(flag, "--relay", node, flag, "5") for flag in limits]
         pairs += [("--state-period", "--state-path", node, "--state-period", "5"),
                   ("--metrics-token-file", "--metrics-address", node, "--metrics-token-file", "any"),
@@ -210,13 +210,15 @@ class CommandLines(unittest.TestCase):
                   ("--crawl-interval", "--once", monitor, "--once", "--crawl-interval", "5"),
                   ("--crawl-interval", "--json", monitor, "--json", "--crawl_interval=5"),
                   ("--run-id", "merge-traces", monitor, "merge-traces", "FILE", "-o", "out", "--run-id", "any")]
-        pairs += [(flag, "plot", monitor, "plot", "FILE", "-o", "out", flag, *value) for flag, *value in
-                  (["--interval", "5"], ["--crawl-interval", "5"], ["--target-batch-size", "5"], ["--once"], ["--json"], ["--initial-peers", relay],
-                   ["--secret-file", "any"], ["--members", "any"], ["--identity-path", "any"])]
-        pairs += [(flag, "doctor", monitor, "doctor", relay, flag, *value) for flag, *value in
-                  (["--interval", "5"], ["--crawl-interval", "5"], ["--target-batch-size", "5"], ["--once"])]
+        looks = (["--interval", "5"], ["--crawl-interval", "5"], ["--target-batch-size", "5"], ["--once"])
+        of_the_swarm = (["--json"], ["--initial-peers", relay], ["--secret-file", "any"], ["--members", "any"],
+                        ["--identity-path", "any"])
+        pairs += [(flag, "plot", monitor, "plot", "FILE", "-o", "out", flag, *value)
+                  for flag, *value in (*looks, *of_the_swarm)]
+        pairs += [(flag, "doctor", monitor, "doctor", relay, flag, *value) for flag, *value in looks]
         commands = {"cohive-dht": ["peers"], "cohive-bench": ["codec"]}
-        pairs += [("--log-file-megabytes", "without --log-file", program, *commands.get(program, []), "--log-file-megabytes", "5")
+        megabytes = "--log-file-megabytes"
+        pairs += [(megabytes, "without --log-file", program, *commands.get(program, []), megabytes, "5")
                   for program in programs(*ALL)]
         if programs("cohive-train"):
             trainer = ["cohive-train", "--model", "cnn", "--dry-run"]
@@ -237,19 +239,22 @@ class CommandLines(unittest.TestCase):
         with bootstrap() as (_, node):
             peers = ["--initial-peers", node["initial_peers"][0]]
             # The file of `serve`, which would be refused as one that cannot be written, and its token.
-            serves = {"COHIVE_MONITOR_SERVE_HISTORY": self.folder + "/no/such/file", "COHIVE_MONITOR_SERVE_METRICS_TOKEN_FILE": "/none"}
+            serves = {"COHIVE_MONITOR_SERVE_HISTORY": self.folder + "/no/such/file",
+                      "COHIVE_MONITOR_SERVE_METRICS_TOKEN_FILE": "/none"}
             once = run("cohive-monitor", "--once", *peers, env={**environment, **serves})
             self.assertEqual(once.returncode, 0, once.stderr)
-            settings = self.file("both.toml", f'once = true\ninitial-peers = "{node["initial_peers"][0]}"\n[serve]\nmetrics-address = "127.0.0.1:0"\n')
+            text = f'once = true\ninitial-peers = "{node["initial_peers"][0]}"\n'
+            settings = self.file("both.toml", text + '[serve]\nmetrics-address = "127.0.0.1:0"\n')
             with started("cohive-monitor", "--config", settings, "serve") as monitor:
                 self.assertRegex(monitor.stdout.readline(), "^Page: ")
-        self.assertEqual(self.announced("--json", "--announce-maddrs", FIRST, "--relay", "--relay-circuits", "5"), [FIRST])
+        serving = ["--relay", "--relay-circuits", "5"]
+        self.assertEqual(self.announced("--json", "--announce-maddrs", FIRST, *serving), [FIRST])
         config = self.file("node.toml", f'no-relay = false\ntrusted-relays = ["{SECOND}/p2p/{NOBODY}"]\n')
         self.assertEqual(self.announced("--json", "--announce-maddrs", FIRST, "--config", config), [FIRST])
 
     def test_times_have_units(self):
-        self.assertEqual(self.announced("--json", "--refresh-period", "1m", "--state_period=500ms", "--state-path", self.folder + "/state",
-                                        "--announce-maddrs", FIRST), [FIRST])
+        periods = ["--refresh-period", "1m", "--state_period=500ms", "--state-path", self.folder + "/state"]
+        self.assertEqual(self.announced("--json", *periods, "--announce-maddrs", FIRST), [FIRST])
         self.refused("--refresh-period", "cohive-bootstrap", "--refresh-period", "500ms")  # a second is the least
         for time in ("5 parsecs", "5M", "m m", "-1s"):
             self.refused("--interval", "cohive-monitor", "--interval", time)

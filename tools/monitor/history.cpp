@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <ranges>
 
 #include "cohive/core/errors.hpp"
 
@@ -146,26 +147,17 @@ std::optional<double> LookHistory::last_epoch_size() const {
 
 std::vector<Look> losses_of(const std::deque<Look>& looks) {
   std::vector<Look> losses;
-  std::optional<Look> fallen;  // the last one with a loss, where the epoch was lower than before
-  for (const Look& look : looks) {
-    if (!look.loss) continue;
-    const bool falls = !losses.empty() && look.loss_step < losses.back().loss_step;
-    if (falls && !fallen) {
-      fallen = look;
-      continue;
-    }
-    if (falls) {
-      const std::uint64_t begin = std::min(fallen->loss_step, look.loss_step);
-      std::erase_if(losses, [begin](const Look& old) { return old.loss_step >= begin; });
-      if (fallen->loss_step < look.loss_step) losses.push_back(*fallen);
-    }
-    fallen.reset();
-    if (!losses.empty() && losses.back().loss_step == look.loss_step) {
+  const auto add = [&](const Look& look) {
+    if (!losses.empty() && losses.back().loss_step == look.loss_step)
       losses.back() = look;
-    } else {
+    else
       losses.push_back(look);
-    }
-  }
+  };
+  const auto drop = [&](std::uint64_t begin) {
+    std::erase_if(losses, [begin](const Look& old) { return old.loss_step >= begin; });
+  };
+  const auto has_loss = [](const Look& look) { return look.loss.has_value(); };
+  follow_run(looks | std::views::filter(has_loss), [](const Look& look) { return look.loss_step; }, add, drop);
   return losses;
 }
 

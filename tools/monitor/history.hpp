@@ -1,6 +1,8 @@
 // What a run has been through, look by look, in memory and in a file of JSON lines.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
@@ -67,6 +69,30 @@ auto thinned(const Range& all, std::size_t most) {
   std::vector<typename Range::value_type> some;
   for (std::size_t i = 0; i < most; ++i) some.push_back(all[(i + 1) * all.size() / most - 1]);
   return some;
+}
+
+/// Calls `add` with looks in their order, but for one whose number is below that of the look before: it came late.
+/// Where a second one is below, too, the run has begun anew, or has gone back to a checkpoint: `drop` gives up before
+/// what was added from the least of their numbers on.
+template <class Range, class Number, class Add, class Drop>
+void follow_run(Range&& looks, Number number, Add add, Drop drop) {
+  std::optional<std::uint64_t> last;
+  std::optional<Look> fallen;
+  for (const Look& look : looks) {
+    const bool falls = last && number(look) < *last;
+    if (falls && !fallen) {
+      fallen = look;
+      continue;
+    }
+    if (falls) {
+      const std::uint64_t begin = std::min(number(*fallen), number(look));
+      drop(begin);
+      if (number(*fallen) == begin) add(*fallen);
+    }
+    fallen.reset();
+    add(look);
+    last = number(look);
+  }
 }
 
 /// The newest loss of each epoch. Where the epochs fall for more than one look, the run has begun anew, or has gone

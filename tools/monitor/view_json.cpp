@@ -67,30 +67,23 @@ json round_trips_json(const RunView& view) {
   return trips;
 }
 
-/// How long each epoch took. Where the epochs fall for more than one look, as in losses_of(), those from there on take
-/// the place of older ones.
+/// How long each epoch took.
 json epochs_json(const std::deque<Look>& looks) {
   json::array_t epochs;
-  std::optional<Look> before, fallen;
-  for (const Look& look : looks) {
-    const bool falls = before && look.epoch < before->epoch;
-    if (falls && !fallen) {
-      fallen = look;
-      continue;
-    }
-    if (falls) {
-      const std::uint64_t begin = std::min(fallen->epoch, look.epoch);
-      std::erase_if(epochs, [begin](const json& old) { return old.at("epoch").get<std::uint64_t>() >= begin; });
-      before = fallen->epoch == begin ? fallen : std::nullopt;
-    }
-    fallen.reset();
+  std::optional<Look> before;
+  const auto add = [&](const Look& look) {
     if (before && look.epoch > before->epoch)
       epochs.push_back(json{{"epoch", look.epoch - 1},
                             {"time", look.time},
                             {"seconds", (look.time - before->time) / static_cast<double>(look.epoch - before->epoch)},
                             {"peers", look.trainers + look.clients}});
     if (!before || look.epoch != before->epoch) before = look;
-  }
+  };
+  const auto drop = [&](std::uint64_t begin) {
+    std::erase_if(epochs, [begin](const json& old) { return old.at("epoch").get<std::uint64_t>() >= begin; });
+    before.reset();
+  };
+  follow_run(looks, [](const Look& look) { return look.epoch; }, add, drop);
   if (std::ssize(epochs) > kEpochsShown) epochs.erase(epochs.begin(), epochs.end() - kEpochsShown);
   return epochs;
 }

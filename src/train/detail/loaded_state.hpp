@@ -27,6 +27,15 @@ inline Result<std::uint64_t> epoch_to_load(const averaging::DownloadedState& sta
   return *epoch;
 }
 
+/// The key of these in the metadata of a file's state.
+inline constexpr const char* kStatisticsKey = "statistics";
+/// Returns the names of a file's statistics, which are the last tensors of its state; null for a state of a peer.
+inline const msgpack::Array* names_of_statistics(const averaging::DownloadedState& state) {
+  const auto* map = state.metadata.get_if<msgpack::Map>();
+  const auto* names = map ? map->find(kStatisticsKey) : nullptr;
+  return names ? names->get_if<msgpack::Array>() : nullptr;
+}
+
 /// Tells whether all values of a floating type are finite; those of other types are.
 inline bool is_finite(const codec::Tensor& tensor) {
   using codec::DType;

@@ -14,8 +14,8 @@ constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
 constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
 constexpr Duration kDialTime = 10s, kDialAgain = 60s;
 constexpr std::size_t kMaxBound = 20'000;
-// Seconds since the last report of a member that missed a round: until then it votes on the epoch, and nobody goes on
-// alone. Reports of an epoch that has just begun take less than the first.
+// Seconds since the last report of a member that missed a round: until then it votes on the epoch, and is waited for
+// where most members have missed it. Reports of an epoch that has just begun take less than the first.
 constexpr double kLately = 30, kJustNow = 3;
 
 }  // namespace
@@ -47,13 +47,12 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
   progress.expected = progress.in_sight = 0;
   if (progress.peers == 0) return;
   const p2p::Host& host = dht_.host();
-  std::size_t known = 0, strangers = 0, unreached = 0, clients = 0, absent = 0;
-  bool some_were_late = false;
+  std::size_t known = 0, strangers = 0, unreached = 0, clients = 0, absent = 0, late = 0;
   for (const auto& [peer, report] : reports_) {
     if (peer == host.id()) continue;
     if (is_absent(peer)) {
       ++absent;
-      some_were_late = some_were_late || (is_met(peer) && is_there(peer, report.time, kJustNow));
+      if (is_met(peer) && is_there(peer, report.time, kJustNow)) ++late;
     } else if (is_met(peer)) {
       ++known;
     } else {
@@ -68,8 +67,9 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
   }
   progress.in_sight = 1 + known + strangers + std::min(unreached, std::max(known + strangers, kFewStrangers));
   progress.expected = 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
-  // Whoever claims whole batches would else have this peer step alone, again and again, while the others find together.
-  if (progress.expected == 1 && some_were_late) progress.expected = 2;
+  // Where most have missed a round and are there, they are waited for once more. Whoever kept them out would else have
+  // the few that were in it step with their own samples, again and again, while the others find together.
+  if (late > known) progress.expected += late;
 }
 
 /// A report may be all that there is of its peer: whether it can be reached is tried, one after another.

@@ -93,6 +93,31 @@ TEST_F(ProgressLiars, NobodyGoesOnAloneAtOnceWhereAllOthersMissARound) {
   EXPECT_EQ(first.snapshot().expected, 1u);
 }
 
+/// Whoever keeps most members out of a round would have the others step with their own samples.
+TEST_F(ProgressLiars, MostMembersAreWaitedForOnceMoreThatHaveMissedARound) {
+  auto& first = add_trainer();
+  for (int i = 0; i < 4; ++i) add_trainer();
+  for (int i = 0; i < 5; ++i) {
+    for (auto& tracker : trackers) tracker->report(2, i + 1);
+    swarm.pass(1s);
+  }
+  meet();
+  swarm.run(first.refresh());
+  ASSERT_EQ(first.snapshot().expected, 5u);
+  const auto meet_first = [&](std::size_t members) {
+    std::vector<PeerId> group;
+    for (std::size_t i = 0; i < members; ++i) group.push_back(swarm.host(i).id());
+    first.took_part(group);
+  };
+  meet_first(3);
+  EXPECT_EQ(first.snapshot().expected, 3u) << "most were there";
+  meet_first(2);
+  EXPECT_EQ(first.snapshot().expected, 5u) << "the others have reported just now, and have connections";
+  swarm.pass(4s);
+  meet_first(2);
+  EXPECT_EQ(first.snapshot().expected, 2u);
+}
+
 /// All others may have been late for one round.
 TEST_F(ProgressLiars, OneMemberIsNotBelievedBecauseTheOthersMissedARound) {
   auto& first = add_trainer();

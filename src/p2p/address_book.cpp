@@ -24,7 +24,9 @@ bool is_public_host(const Multiaddr& address) {
   return !address.is_circuit() && address.scope() == Multiaddr::Scope::public_;
 }
 
-bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& observer) {
+bool hidden_from_outside(std::vector<Multiaddr> own, const Multiaddr& observed, const Multiaddr& observer) {
+  const auto other = observed.first_code() == Multiaddr::ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
+  std::erase_if(own, [other](const Multiaddr& address) { return address.first_code() == other; });
   return !own.empty() && !is_near(observer) && !is_near(observed) && std::all_of(own.begin(), own.end(), is_near);
 }
 

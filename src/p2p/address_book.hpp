@@ -90,8 +90,9 @@ bool is_public_host(const Multiaddr& address);
 /// addresses.
 bool acceptable_address(const Multiaddr& address, Multiaddr::Scope heard_from);
 
-/// True when a node that announces `own` can be reached from its own network alone: a peer outside, at `observer`, sees
-/// it come from the outside address `observed`.
-bool hidden_from_outside(const std::vector<Multiaddr>& own, const Multiaddr& observed, const Multiaddr& observer);
+/// True when a node that announces `own` can be reached from its own network alone, by the kind of IP address that
+/// `observed` is: a peer outside, at `observer`, sees it come from that outside address. Addresses of the other kind
+/// say nothing: IPv6 is often open where IPv4 is translated.
+bool hidden_from_outside(std::vector<Multiaddr> own, const Multiaddr& observed, const Multiaddr& observer);
 
 }  // namespace cohive::p2p

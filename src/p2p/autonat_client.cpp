@@ -5,7 +5,6 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 #include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
@@ -129,8 +128,7 @@ Task<Result<DialBackResponse>> AutoNatClient::ask(AutoNatClient& client, PeerId 
                                                   Deadline deadline) {
   const auto entry = client.table_.best(server);
   if (!entry) co_return Error(cohive::Errc::closed, server);
-  CO_TRY(auto stream, entry->connection->open_stream());
-  CO_TRY(co_await transport::select_one_of(*stream, {kAutoNatProtocol}, deadline));
+  CO_TRY(auto stream, co_await open_on(entry, kAutoNatProtocol, deadline));
   co_return co_await request_dial_back(*stream, std::move(request), deadline);
 }
 

@@ -12,6 +12,7 @@ constexpr Duration kRequestTimeout = 10s;
 // p2pd dials for 15 s. A peer behind a router announces its relays once it knows that no peer outside reaches it, and
 // it is to be found within ten seconds; a second and a third attempt of TCP fall into five.
 constexpr Duration kDialTimeout = 5s;
+constexpr std::size_t kMaxDialBacks = 4;  // of one request at once
 constexpr AttemptLimits::Limits kLimits{.window = 60s, .per_peer = 3, .per_network = 10, .in_all = 30};
 
 DialBackResponse refused(DialBackStatus status, std::string text) {
@@ -66,7 +67,7 @@ Task<DialBackResponse> AutoNatServer::answer(ByteView bytes, PeerId peer, Multia
   if (!limits_.take(peer, network_of(observed))) co_return refused(proto::AutoNat::E_DIAL_REFUSED, "too many dials");
 
   const TimePoint end = self_.runtime.now() + kDialTimeout;
-  auto reached = co_await dial_back(peer, std::move(candidates));
+  auto reached = co_await dial_back(peer, std::move(candidates), end);
   if (reached) co_return DialBackResponse{proto::AutoNat::OK, {}, std::move(reached)};
   // How soon it failed would tell what is at an address, so that we would scan ports for the peer.
   co_await self_.runtime.sleep_until(end);
@@ -92,27 +93,33 @@ transport::Transport* AutoNatServer::stranger_for(const Multiaddr& address) {
 
 /// How the dials of one request stand.
 struct AutoNatServer::DialBack {
+  std::vector<Multiaddr> waiting;  // addresses that have not been dialled, the next one last
   std::optional<Multiaddr> reached;
   std::size_t running;
   Event done;
 };
 
 /// The first address at which the peer answers.
-Task<std::optional<Multiaddr>> AutoNatServer::dial_back(PeerId peer, std::vector<Multiaddr> candidates) {
-  DialBack state{std::nullopt, candidates.size(), Event(self_.runtime, "dial-backs")};
+Task<std::optional<Multiaddr>> AutoNatServer::dial_back(PeerId peer, std::vector<Multiaddr> candidates, TimePoint end) {
+  const std::size_t at_once = std::min(candidates.size(), kMaxDialBacks);
+  std::ranges::reverse(candidates);
+  DialBack state{std::move(candidates), std::nullopt, at_once, Event(self_.runtime, "dial-backs")};
   Nursery dials(self_.runtime, "dial-back");
-  for (auto& address : candidates) dials.spawn(try_one(*this, peer, std::move(address), state), "dial-back");
+  for (std::size_t i = 0; i < at_once; ++i) dials.spawn(try_some(*this, peer, state, end), "dial-back");
   co_await state.done.wait();
   co_return std::move(state.reached);
 }
 
-Task<void> AutoNatServer::try_one(AutoNatServer& server, PeerId peer, Multiaddr address, DialBack& state) {
-  transport::DialOptions options{
-      .expected = peer, .deadline = server.self_.runtime.after(kDialTimeout), .from_listen_port = false};
-  auto connection = co_await server.stranger_for(address)->dial(address, std::move(options));
-  --state.running;
-  if (connection && !state.reached) state.reached = std::move(address);
-  if (connection || state.running == 0) state.done.set();
+/// Dials one address after another, until the peer has answered at one.
+Task<void> AutoNatServer::try_some(AutoNatServer& server, PeerId peer, DialBack& state, TimePoint end) {
+  while (!state.reached && !state.waiting.empty() && server.self_.runtime.now() < end) {
+    const Multiaddr address = std::move(state.waiting.back());
+    state.waiting.pop_back();
+    auto connection = co_await server.stranger_for(address)->dial(
+        address, {.expected = peer, .deadline = Deadline(end), .from_listen_port = false});
+    if (connection && !state.reached) state.reached = address;
+  }
+  if (--state.running == 0 || state.reached) state.done.set();
 }
 
 }  // namespace cohive::p2p

@@ -23,9 +23,9 @@ class AutoNatServer {
   Task<void> serve(transport::StreamPtr stream);
   Task<DialBackResponse> answer(ByteView request, PeerId peer, Multiaddr observed);
   bool is_blocked(const Multiaddr& observed) const;
-  Task<std::optional<Multiaddr>> dial_back(PeerId peer, std::vector<Multiaddr> candidates);
+  Task<std::optional<Multiaddr>> dial_back(PeerId peer, std::vector<Multiaddr> candidates, TimePoint end);
   struct DialBack;
-  static Task<void> try_one(AutoNatServer& server, PeerId peer, Multiaddr address, DialBack& state);
+  static Task<void> try_some(AutoNatServer& server, PeerId peer, DialBack& state, TimePoint end);
   transport::Transport* stranger_for(const Multiaddr& address);
 
   Self& self_;

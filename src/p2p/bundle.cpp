@@ -94,24 +94,24 @@ Error Bundle::violation(std::string what) const {
 
 // ---- Lanes
 
-void Bundle::add_lane(transport::StreamPtr stream) {
-  if (failure_) return;
+std::uint64_t Bundle::add_lane(transport::StreamPtr stream) {
+  const std::uint64_t number = next_lane_++;
+  if (failure_) return number;
   stream->hint_bulk_receive();
-  auto lane = std::make_shared<Lane>(Lane{next_lane_++, std::move(stream)});
+  auto lane = std::make_shared<Lane>(Lane{number, std::move(stream)});
   lanes_.push_back(lane);
   tasks_.spawn(send(*this, lane), "lane to send");
   tasks_.spawn(receive(*this, lane), "lane to receive");
+  return number;
 }
 
 std::size_t Bundle::lanes() const noexcept {
   return static_cast<std::size_t>(std::ranges::count(lanes_, false, [](const auto& one) { return one->retiring; }));
 }
 
-void Bundle::drop_lane() {
-  if (lanes() < 2) return;
-  const auto last =
-      std::ranges::find(lanes_.rbegin(), lanes_.rend(), false, [](const auto& one) { return one->retiring; });
-  retire(**last);
+void Bundle::drop_lane(std::uint64_t number) {
+  const LanePtr lane = find_lane(number);
+  if (lane && !lane->retiring && lanes() > 1) retire(*lane);
 }
 
 /// Returns null when the lane has ended.

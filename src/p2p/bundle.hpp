@@ -30,10 +30,10 @@ class Bundle final {
   Bundle(Runtime& runtime, const PeerId& peer, std::shared_ptr<const MemoryBudget::Account> account);
   ~Bundle();
 
-  /// Carries bytes over this stream, too, from now on.
-  void add_lane(transport::StreamPtr stream);
-  /// Sends nothing more over the lane that was added last, unless it is the only one, and ends it once all has come.
-  void drop_lane();
+  /// Carries bytes over this stream, too, from now on. Returns the number of the lane, which is not 0.
+  std::uint64_t add_lane(transport::StreamPtr stream);
+  /// Sends nothing more over a lane, unless it is the only one, and ends it once all has come.
+  void drop_lane(std::uint64_t number);
   /// How many lanes carry what is sent from now on.
   std::size_t lanes() const noexcept;
   /// Set once nothing more goes through.

@@ -9,7 +9,6 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 #include "core/detail/median.hpp"
 
 namespace cohive::p2p {
@@ -24,6 +23,7 @@ constexpr double kBusy = 256 * 1024;  // bytes per second; less says nothing of 
 constexpr Duration kLongPath = 5ms;   // a shorter one is filled by one connection
 constexpr std::size_t kLooks = 3;     // of a transfer: the first or the last one may see a part of it
 constexpr Duration kLossesCount = 30s;
+constexpr Duration kRenewalRest = 30s;    // after a connection with new keys was not to be had
 constexpr double kBuffers = 1024 * 1024;  // bytes on their way that the buffers of a connection may not hold
 
 std::uint64_t delivered(const transport::ConnectionStats& stats) {
@@ -93,6 +93,7 @@ Task<std::optional<LaneGrowth::Load>> Bundles::measure(PeerId peer, Measuring& m
   transport::PathState path;
   for (int quiet = 0; rates.size() < kLooks;) {
     co_await self_.runtime.sleep_for(quiet < kQuietLooks ? kLook : kQuietLook);
+    co_await renew_keys(peer, measuring);
     const ConnectionEntryPtr carrier = candidate(peer);
     if (!carrier) co_return std::nullopt;
     table_.close_spare_members(peer);
@@ -176,9 +177,8 @@ Task<Result<>> Bundles::grow(PeerId peer, std::size_t wanted) {
 /// Asks for a lane on a connection.
 Task<Result<transport::StreamPtr>> Bundles::ask(PeerId peer, ConnectionEntryPtr carrier, Id id) {
   const Deadline deadline = self_.runtime.after(self_.options.negotiation_timeout);
-  CO_TRY(auto stream, carrier->connection->open_stream());
+  CO_TRY(auto stream, co_await open_on(carrier, kBundleProtocol, deadline));
   stream->count_begun(carrier->lanes);
-  CO_TRY(co_await transport::select_one_of(*stream, {kBundleProtocol}, deadline));
   CO_TRY(co_await stream->write(ByteView(id), deadline));
   Bytes answer;
   {
@@ -220,17 +220,46 @@ Task<Result<>> Bundles::extend(PeerId peer, Multiaddr address) {
   co_return ok();
 }
 
-/// The connections that are left over are closed as surplus.
+/// The newest lanes go first. The connections that are left over are closed as surplus.
 void Bundles::shrink(const PeerId& peer, std::size_t wanted) {
   const auto bundle = opened(peer);
-  while (bundle && bundle->lanes() > std::max<std::size_t>(1, wanted)) bundle->drop_lane();
+  const ConnectedPeer* found = table_.find(peer);
+  if (!bundle || !found) return;
+  for (auto at = found->connections.rbegin(); at != found->connections.rend() && bundle->lanes() > wanted; ++at)
+    if ((*at)->lane != 0 && (*at)->bundle.lock() == bundle) bundle->drop_lane(std::exchange((*at)->lane, 0));
+}
+
+bool Bundles::has_worn_keys(const ConnectionEntry& entry) const {
+  const auto stats = entry.connection->stats();
+  return std::max(stats.bytes_in, stats.bytes_out) >= self_.options.transport.max_key_bytes / 2;
+}
+
+/// A connection gets no new keys: once they are worn it ends, as soon as no stream is open on it, or later with all
+/// that are. A lane is a stream that stays open, so another connection takes its place in time.
+Task<void> Bundles::renew_keys(PeerId peer, Measuring& measuring) {
+  const auto bundle = opened(peer);
+  const ConnectedPeer* found = table_.find(peer);
+  if (!bundle || !found || self_.runtime.now() < measuring.renewal) co_return;
+  const auto at = std::ranges::find_if(found->connections, [&](const ConnectionEntryPtr& entry) {
+    return entry->lane != 0 && entry->bundle.lock() == bundle && has_worn_keys(*entry);
+  });
+  if (at == found->connections.end()) co_return;
+  const ConnectionEntryPtr worn = *at;
+  if (bundle->lanes() < self_.options.max_bundled_connections) {
+    const auto extended = co_await extend(peer, worn->connection->remote_address());
+    if (!extended) {
+      log::debug("p2p", "no connection to {} in place of one whose keys are worn: {}", peer, extended.error());
+      measuring.renewal = self_.runtime.now() + kRenewalRest;
+    }
+  }
+  if (bundle->lanes() > 1) bundle->drop_lane(std::exchange(worn->lane, 0));
 }
 
 void Bundles::add_lane(const Held& held, ConnectionEntry& carrier, transport::StreamPtr stream) {
   carrier.bundle = held.bundle;
   carrier.bundle_entry = held.entry;
   stream->count_begun(carrier.lanes);
-  held.bundle.lock()->add_lane(std::move(stream));
+  carrier.lane = held.bundle.lock()->add_lane(std::move(stream));
 }
 
 /// Makes a bundle of a first lane, and a connection of the bundle.

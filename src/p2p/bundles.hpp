@@ -45,8 +45,9 @@ class Bundles {
   struct Measuring {
     Carried before;
     TimePoint looked = TimePoint::min();
-    std::optional<TimePoint> lost;        ///< when packets were lost without a queue, the last time
-    Duration shortest = Duration::max();  ///< round trip of pings
+    std::optional<TimePoint> lost;         ///< when packets were lost without a queue, the last time
+    Duration shortest = Duration::max();   ///< round trip of pings
+    TimePoint renewal = TimePoint::min();  ///< no connection is dialled before for the sake of new keys
     transport::PathState path_now(const transport::Connection& connection);
     /// Bytes per second since the last look, of the direction that carried more; 0 where that is not known.
     double rate_since(const Carried& carried, const transport::PathState& path, TimePoint now);
@@ -62,6 +63,8 @@ class Bundles {
   Task<Result<>> grow(PeerId peer, std::size_t wanted);
   Task<Result<>> open(PeerId peer, ConnectionEntryPtr carrier);
   Task<Result<>> extend(PeerId peer, Multiaddr address);
+  Task<void> renew_keys(PeerId peer, Measuring& measuring);
+  bool has_worn_keys(const ConnectionEntry& entry) const;
   Task<Result<transport::StreamPtr>> ask(PeerId peer, ConnectionEntryPtr carrier, Id id);
   void shrink(const PeerId& peer, std::size_t wanted);
   Task<void> accept(transport::StreamPtr stream);

@@ -17,15 +17,20 @@ const Multiaddr& circuit_part() {
 
 }  // namespace
 
-Task<Result<proto::Hop>> request_reservation(transport::Stream& stream, Deadline deadline) {
-  proto::Hop request;
-  request.set_type(proto::Hop::RESERVE);
+Task<Result<proto::Hop>> ask_relay(transport::Stream& stream, proto::Hop request, Deadline deadline) {
   CO_TRY(co_await transport::write_message(stream, as_bytes(request.SerializeAsString()), deadline));
   CO_TRY(auto reply, co_await read_relay_message<proto::Hop>(stream, deadline));
-  stream.close_write();
   if (reply.type() != proto::Hop::STATUS || reply.status() != proto::RELAY_OK)
     co_return Error(Errc::relay_refused, stream.peer(),
                     reply.has_status() ? proto::RelayStatus_Name(reply.status()) : "an unknown status");
+  co_return reply;
+}
+
+Task<Result<proto::Hop>> request_reservation(transport::Stream& stream, Deadline deadline) {
+  proto::Hop request;
+  request.set_type(proto::Hop::RESERVE);
+  auto reply = co_await ask_relay(stream, std::move(request), deadline);
+  stream.close_write();
   co_return reply;
 }
 

@@ -40,6 +40,8 @@ Task<Result<Message>> read_relay_message(transport::Stream& stream, Deadline dea
   co_return parse_relay_message<Message>(**bytes);
 }
 
+/// Sends a request to a relay and waits for its consent. Errc::relay_refused when it gives none.
+Task<Result<proto::Hop>> ask_relay(transport::Stream& stream, proto::Hop request, Deadline deadline);
 /// Asks a relay for a reservation on a stream of its own. Errc::relay_refused when it grants none.
 Task<Result<proto::Hop>> request_reservation(transport::Stream& stream, Deadline deadline);
 

@@ -6,14 +6,9 @@
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
 namespace {
-
-std::string reason_of(const proto::Hop& reply) {
-  return reply.has_status() ? proto::RelayStatus_Name(reply.status()) : "an unknown status";
-}
 
 class CircuitTransport final : public transport::Transport {
  public:
@@ -49,16 +44,11 @@ class CircuitTransport final : public transport::Transport {
     if (!table_.direct(parts.relay)) CO_TRY(co_await reach(parts, deadline));
     const ConnectionEntryPtr relay = table_.direct(parts.relay);
     if (!relay) co_return Error(Errc::relay_refused, parts.relay, "it is connected through a relay itself");
-    CO_TRY(auto stream, relay->connection->open_stream());
-    relay->used = self_.runtime.now();
-    CO_TRY(co_await transport::select_one_of(*stream, {kHopProtocol}, deadline));
+    CO_TRY(auto stream, co_await open_on(relay, kHopProtocol, deadline));
     proto::Hop request;
     request.set_type(proto::Hop::CONNECT);
     request.mutable_peer()->set_id(target.binary());
-    CO_TRY(co_await transport::write_message(*stream, as_bytes(request.SerializeAsString()), deadline));
-    CO_TRY(const auto reply, co_await read_relay_message<proto::Hop>(*stream, deadline));
-    if (reply.type() != proto::Hop::STATUS || reply.status() != proto::RELAY_OK)
-      co_return Error(Errc::relay_refused, parts.relay, reason_of(reply));
+    CO_TRY(const auto reply, co_await ask_relay(*stream, std::move(request), deadline));
     const auto& connection = *relay->connection;
     co_return Raw(std::make_unique<CircuitConnection>(std::move(stream), limit_of(reply.limit()),
                                                       connection.local_address(),

@@ -6,6 +6,7 @@
 #include "cohive/core/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/status.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/multistream.hpp"
@@ -40,6 +41,13 @@ void add_traffic(Traffic& sum, const ConnectionEntry& entry) {
 }
 
 }  // namespace
+
+Task<Result<transport::StreamPtr>> open_on(ConnectionEntryPtr entry, std::string protocol, Deadline deadline) {
+  CO_TRY(auto stream, entry->connection->open_stream());
+  entry->used = stream->runtime().now();
+  CO_TRY(co_await transport::select_one_of(*stream, {std::move(protocol)}, deadline));
+  co_return stream;
+}
 
 ConnectionTable::ConnectionTable(Self& self, Handlers& handlers, AddressBook& book)
     : self_(self),
@@ -141,6 +149,13 @@ const PeerId& ConnectionTable::dialler(const ConnectionEntry& entry) const {
   return entry.connection->outbound() ? self_.id : entry.connection->peer();
 }
 
+/// Whether a connection shows that a bundle is lost: the side that has begun the bundle has dialled again since, as if
+/// there was none, and not for one more lane of it. Our side of the bundle may take half a minute to notice.
+bool ConnectionTable::is_outdated_by(const ConnectionEntry& bundle, const ConnectionEntry& newer) const {
+  return newer.kind == ConnectionKind::ordinary && !is_relayed(newer) && newer.opened - bundle.opened > kSimultaneous &&
+         dialler(newer) == dialler(bundle) && newer.bundle_entry.lock().get() != &bundle;
+}
+
 /// A bundle rather than a single connection, and that rather than a circuit. Both sides choose the same one: when they
 /// dialled each other at the same time, the one that the smaller PeerID dialled; otherwise the newest, since a peer
 /// that dials has lost the one before.
@@ -160,7 +175,8 @@ ConnectionEntryPtr ConnectionTable::best_below(const PeerId& peer, int rank) con
     const ConnectionEntryPtr& entry = *at;
     if (entry->connection->closed() || rank_of(*entry) >= rank) continue;
     if (kept && rank_of(*kept) != rank_of(*entry)) {
-      if (rank_of(*entry) > rank_of(*kept)) kept = entry;
+      const bool outdated = entry->kind == ConnectionKind::bundle && is_outdated_by(*entry, *kept);
+      if (rank_of(*entry) > rank_of(*kept) && !outdated) kept = entry;
       continue;
     }
     if (!kept || (kept->opened - entry->opened <= kSimultaneous && dialler(*entry) < dialler(*kept))) kept = entry;

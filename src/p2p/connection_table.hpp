@@ -63,6 +63,7 @@ struct ConnectionEntry {
   std::shared_ptr<std::size_t> lanes = std::make_shared<std::size_t>(0);
   std::weak_ptr<ConnectionEntry> bundle_entry;    ///< that these carry
   std::weak_ptr<Bundle> bundle;                   ///< the same, or of a bundle: itself
+  std::uint64_t lane = 0;                         ///< the number of the last of them that was not dropped; 0: none
   std::uint64_t counted_in = 0, counted_out = 0;  ///< bytes that the metrics have
   TimePoint opened;
   TimePoint used;   ///< when a stream was opened on it last
@@ -90,6 +91,9 @@ struct ConnectedPeer {
 inline bool is_cohive(const ConnectedPeer& peer) {
   return peer.agent.starts_with("cohive/");
 }
+
+/// Opens a stream of one protocol on one connection, whichever the peer says that it serves.
+Task<Result<transport::StreamPtr>> open_on(ConnectionEntryPtr entry, std::string protocol, Deadline deadline);
 
 /// What peers get to take what they were sent and to end their side.
 inline constexpr Duration kFarewell = 2s;
@@ -175,6 +179,7 @@ class ConnectionTable {
   ConnectionEntryPtr best_below(const PeerId& peer, int rank) const;
   bool may_close(const ConnectionEntry& entry, const ConnectionEntry& kept) const;
   const PeerId& dialler(const ConnectionEntry& entry) const;
+  bool is_outdated_by(const ConnectionEntry& bundle, const ConnectionEntry& newer) const;
   static void keep_one_ordinary(const ConnectedPeer& peer);
   bool unregister(EntryRef entry);
   void abort(EntryRef entry, const Error& reason);

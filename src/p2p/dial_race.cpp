@@ -23,7 +23,8 @@ DialRace::DialRace(Self& self, ConnectionTable& table, PeerId peer, Dial dial)
       changed_(self.runtime, "dialling"),
       connected_(table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
         if (entry->connection->peer() == peer_) changed_.notify_all();
-      })) {}
+      })),
+      tasks_(self.runtime, "dial race") {}
 
 void DialRace::add(const std::vector<KnownAddress>& addresses) {
   for (const auto& known : dial_order(addresses)) {
@@ -39,6 +40,17 @@ void DialRace::add(const std::vector<KnownAddress>& addresses) {
     }
   }
   changed_.notify_all();
+}
+
+void DialRace::add_later(Task<std::vector<KnownAddress>> addresses) {
+  ++looked_up_;
+  tasks_.spawn(take(*this, std::move(addresses)), "names of a peer");
+}
+
+Task<void> DialRace::take(DialRace& race, Task<std::vector<KnownAddress>> addresses) {
+  const auto found = co_await std::move(addresses);
+  --race.looked_up_;
+  race.add(found);
 }
 
 bool DialRace::is_one_too_many(const KnownAddress& known) {
@@ -84,7 +96,6 @@ Error DialRace::failure() const {
 }
 
 Task<Result<>> DialRace::run(Deadline deadline) {
-  Nursery dials(self_.runtime, "dial");
   for (;;) {
     if (table_.connected(peer_)) co_return ok();
     const TimePoint now = self_.runtime.now();
@@ -95,10 +106,10 @@ Task<Result<>> DialRace::run(Deadline deadline) {
       ++running_;
       ++tried_;
       next_start_ = now + head_start(known.address);
-      dials.spawn(dial(*this, std::move(known), deadline), "dial");
+      tasks_.spawn(dial(*this, std::move(known), deadline), "dial");
       continue;
     }
-    if (complete_ && waiting_.empty() && running_ == 0) co_return failure();
+    if (complete_ && idle()) co_return failure();
     co_await changed_.wait(may_start() ? deadline.min(Deadline(next_start_)) : deadline);
   }
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cohive/core/sync.hpp"
+#include "cohive/core/task_group.hpp"
 #include "connection_table.hpp"
 
 namespace cohive::p2p {
@@ -27,13 +28,15 @@ class DialRace {
 
   /// More addresses to try, also while it runs; what was tried already or is too much is left out.
   void add(const std::vector<KnownAddress>& addresses);
+  /// Adds the addresses that a task yields once it has ended. It is dropped when the race is over.
+  void add_later(Task<std::vector<KnownAddress>> addresses);
   /// Addresses that are not to be tried now.
   using HeldBack = std::function<bool(const KnownAddress&)>;
   void hold_back(HeldBack held_back) { held_back_ = std::move(held_back); }
-  /// Nothing will be added any more: once all have failed, the race is lost.
+  /// Nothing will be added any more, but for what add_later() was told of: once all have failed, the race is lost.
   void complete();
-  /// Returns whether nothing is being dialled or about to be; waits for that.
-  bool idle() const noexcept { return running_ == 0 && waiting_.empty(); }
+  /// Returns whether nothing is being dialled, looked up or about to be; waits for that.
+  bool idle() const noexcept { return running_ == 0 && looked_up_ == 0 && waiting_.empty(); }
   Task<void> wait_idle(Deadline deadline);
   /// Ends when the peer is connected, by whatever way.
   Task<Result<>> run(Deadline deadline);
@@ -44,6 +47,7 @@ class DialRace {
 
  private:
   static Task<void> dial(DialRace& race, KnownAddress known, Deadline deadline);
+  static Task<void> take(DialRace& race, Task<std::vector<KnownAddress>> addresses);
   bool may_start() const;
   bool is_one_too_many(const KnownAddress& known);
   SourcePort source_port(const Multiaddr& address) const;
@@ -60,11 +64,13 @@ class DialRace {
   std::set<Multiaddr> seen_;
   std::map<std::string, std::size_t> hearsay_hosts_;  ///< announced addresses of each host
   std::size_t running_ = 0;
+  std::size_t looked_up_ = 0;  ///< tasks of add_later() that have not ended
   std::size_t tried_ = 0;
   std::size_t blocked_ = 0;
   bool complete_ = false;
   TimePoint next_start_{};
   std::vector<Error> failures_;  ///< the first few
+  Nursery tasks_;                ///< last: they work on the members above
 };
 
 }  // namespace cohive::p2p

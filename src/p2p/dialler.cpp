@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "cohive/core/combine.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/trace.hpp"
+#include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/transport/errors.hpp"
 #include "dial_failures.hpp"
@@ -85,17 +85,33 @@ bool Dialler::reached_at(const PeerId& peer, const Multiaddr& address) const {
          });
 }
 
+Task<Result<Semaphore::Units>> Dialler::slot_for(PeerId peer, Multiaddr address, Deadline deadline) {
+  // A circuit's relay may have to be dialled meanwhile, which takes a slot of its own.
+  if (address.is_circuit()) co_return Semaphore::Units();
+  auto slot = co_await slots_.acquire(1, deadline);
+  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial " + address.text());
+  co_return slot;
+}
+
+Task<Result<transport::ConnectionPtr>> Dialler::dial_by_transport(PeerId peer, Multiaddr address, SourcePort from,
+                                                                  Deadline deadline, transport::Role role) {
+  transport::Transport* transport = transport_for(address);
+  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
+  co_return co_await transport->dial(
+      address,
+      {.expected = peer, .deadline = deadline, .from_listen_port = from == SourcePort::listening, .role = role});
+}
+
+Result<> Dialler::take_in(const PeerId& peer, const Multiaddr& address, transport::ConnectionPtr connection) {
+  TRY(table_.add(std::move(connection)));
+  book_.add_verified(peer, address);
+  return ok();
+}
+
 Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr address, SourcePort from) {
   Self& self = dialler.self_;
-  // A circuit's relay may have to be dialled meanwhile, which takes a slot of its own.
-  Semaphore::Units slot;
-  if (!address.is_circuit()) {
-    slot = co_await dialler.slots_.acquire(1, self.runtime.after(self.options.connect_timeout));
-    if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
-  }
+  CO_TRY(const auto slot, co_await dialler.slot_for(peer, address, self.runtime.after(self.options.connect_timeout)));
   if (dialler.table_.connected(peer)) co_return ok();
-  transport::Transport* transport = dialler.transport_for(address);
-  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
   self.metrics.dials_active.add(1);
   const auto inactive = on_exit([gauge = self.metrics.dials_active]() mutable { gauge.add(-1); });
   TraceSpan span(self.runtime, "dial", "dial");
@@ -103,9 +119,8 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
     span.note("peer", peer.text());
     span.note("address", address.text());
   }
-  auto connection = co_await transport->dial(address, {.expected = peer,
-                                                       .deadline = self.runtime.after(self.options.dial_timeout),
-                                                       .from_listen_port = from == SourcePort::listening});
+  auto connection =
+      co_await dialler.dial_by_transport(peer, address, from, self.runtime.after(self.options.dial_timeout));
   if (!connection) {
     span.note("error", connection.error().message());
     self.metrics.dials_failed.increment();
@@ -118,10 +133,7 @@ Task<Result<>> Dialler::dial_now(Dialler& dialler, PeerId peer, Multiaddr addres
   }
   self.metrics.dials_ok.increment();
   dialler.backoff_.succeeded(peer, address);
-  auto added = dialler.table_.add(std::move(*connection));
-  if (!added) co_return added.error();
-  dialler.book_.add_verified(peer, address);
-  co_return ok();
+  co_return dialler.take_in(peer, address, std::move(*connection));
 }
 
 // ---- One peer
@@ -139,15 +151,19 @@ DialRace Dialler::race(const PeerId& peer) {
   });
 }
 
-Task<Result<>> Dialler::dial_book(Dialler& dialler, PeerId peer) {
-  const Deadline deadline = dialler.self_.runtime.after(dialler.self_.options.connect_timeout);
-  auto known = dialler.book_.known(peer);
-  if (known.empty()) co_return Error(Errc::no_addresses, peer);
-  auto race = dialler.race(peer);
-  race.hold_back([&dialler, peer](const KnownAddress& one) { return dialler.held_back(peer, one); });
-  race.add(co_await dialler.resolve(std::move(known), peer, deadline));
+Task<Result<>> Dialler::dial_known(PeerId peer, std::vector<KnownAddress> known, Deadline deadline) {
+  auto race = this->race(peer);
+  race.hold_back([this, peer](const KnownAddress& one) { return held_back(peer, one); });
+  add_to(race, std::move(known), deadline);
   race.complete();
   co_return co_await race.run(deadline);
+}
+
+Task<Result<>> Dialler::dial_book(Dialler& dialler, PeerId peer) {
+  auto known = dialler.book_.known(peer);
+  if (known.empty()) co_return Error(Errc::no_addresses, peer);
+  const Deadline deadline = dialler.self_.runtime.after(dialler.self_.options.connect_timeout);
+  co_return co_await dialler.dial_known(peer, std::move(known), deadline);
 }
 
 Task<Result<>> Dialler::connect(PeerId peer, Deadline deadline) {
@@ -166,36 +182,20 @@ bool Dialler::refuses(const PeerId& peer) const {
 
 Task<Result<>> Dialler::connect_by(PeerId peer, KnownAddress address, Deadline deadline) {
   if (auto now = settled(peer)) co_return *now;
-  auto race = this->race(peer);
-  race.hold_back([this, peer](const KnownAddress& one) { return held_back(peer, one); });
-  race.add(co_await resolve({std::move(address)}, peer, deadline));
-  race.complete();
-  co_return co_await race.run(deadline);
+  co_return co_await dial_known(peer, {std::move(address)}, deadline);
 }
 
 Task<Result<>> Dialler::dial_in_parallel(PeerId peer, Multiaddr address, transport::Role role, SourcePort from,
                                          Deadline deadline) {
-  const auto slot = co_await slots_.acquire(1, deadline);
-  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
-  transport::Transport* transport = transport_for(address);
-  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
-  auto connection = co_await transport->dial(
-      address,
-      {.expected = peer, .deadline = deadline, .from_listen_port = from == SourcePort::listening, .role = role});
-  if (!connection) co_return connection.error();
-  auto added = table_.add(std::move(*connection));
-  if (!added) co_return added.error();
-  book_.add_verified(peer, address);
-  co_return ok();
+  CO_TRY(const auto slot, co_await slot_for(peer, address, deadline));
+  CO_TRY(auto connection, co_await dial_by_transport(peer, address, from, deadline, role));
+  co_return take_in(peer, address, std::move(connection));
 }
 
 Task<Result<transport::ConnectionPtr>> Dialler::dial_again(PeerId peer, Multiaddr address) {
   const Deadline deadline = self_.runtime.after(self_.options.dial_timeout);
-  const auto slot = co_await slots_.acquire(1, deadline);
-  if (!slot) co_return Error(cohive::Errc::timeout, peer, "waiting to dial");
-  transport::Transport* transport = transport_for(address);
-  if (!transport) co_return Error(transport::Errc::address_unsupported, peer, address.text());
-  co_return co_await transport->dial(address, {.expected = peer, .deadline = deadline, .from_listen_port = false});
+  CO_TRY(const auto slot, co_await slot_for(peer, address, deadline));
+  co_return co_await dial_by_transport(peer, address, SourcePort::any, deadline);
 }
 
 Task<Result<transport::StreamPtr>> Dialler::open_stream(PeerId peer, std::string protocol, Deadline deadline) {
@@ -211,34 +211,35 @@ bool Dialler::may_resolve(const KnownAddress& known) const {
   return self_.endpoint(known.address).has_value();
 }
 
-Task<std::vector<KnownAddress>> Dialler::resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline) {
-  std::vector<KnownAddress> result, names;
+void Dialler::add_to(DialRace& race, std::vector<KnownAddress> addresses, Deadline deadline) {
+  const Deadline limit = deadline.min(self_.runtime.after(kResolveTimeout));
+  std::vector<KnownAddress> numeric;
+  std::size_t names = 0;
   for (auto& known : addresses) {
     if (transport_for(known.address)) {
-      result.push_back(std::move(known));
-    } else if (transport::is_name(known.address) && names.size() < kMaxNames && may_resolve(known)) {
-      names.push_back(std::move(known));
+      numeric.push_back(std::move(known));
+    } else if (transport::is_name(known.address) && names < kMaxNames && may_resolve(known)) {
+      ++names;
+      race.add_later(resolve(*this, std::move(known), race.peer(), limit));
     }
   }
-  if (names.empty()) co_return result;
-  const Deadline limit = deadline.min(self_.runtime.after(kResolveTimeout));
-  std::vector<Task<Result<std::vector<Multiaddr>>>> queries;
-  for (const auto& known : names) {
-    const bool announced = known.source == Source::announced;
-    queries.push_back(announced ? resolver_.resolve_announced(known.address, limit)
-                                : resolver_.resolve(known.address, limit));
+  race.add(numeric);
+}
+
+Task<std::vector<KnownAddress>> Dialler::resolve(Dialler& dialler, KnownAddress name, PeerId peer, Deadline deadline) {
+  const bool announced = name.source == Source::announced;
+  auto query = announced ? dialler.resolver_.resolve_announced(name.address, deadline)
+                         : dialler.resolver_.resolve(name.address, deadline);
+  auto answer = co_await std::move(query);
+  std::vector<KnownAddress> result;
+  if (!answer) {
+    log::debug("p2p", "{} of {}: {}", name.address.text(), peer, answer.error());
+    co_return result;
   }
-  auto answers = co_await when_all(self_.runtime, std::move(queries));
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (!answers[i]) {
-      log::debug("p2p", "{} of {}: {}", names[i].address.text(), peer, answers[i].error());
-      continue;
-    }
-    for (auto& address : *answers[i]) {
-      if ((address.peer() && *address.peer() != peer) || !transport_for(address)) continue;
-      if (names[i].source == Source::announced && !acceptable_address(address, names[i].heard_from)) continue;
-      result.push_back({address.without_peer(), names[i].source, names[i].heard_from, names[i].teller});
-    }
+  for (auto& address : *answer) {
+    if ((address.peer() && *address.peer() != peer) || !dialler.transport_for(address)) continue;
+    if (announced && !acceptable_address(address, name.heard_from)) continue;
+    result.push_back({address.without_peer(), name.source, name.heard_from, name.teller});
   }
   co_return result;
 }

@@ -34,9 +34,10 @@ class Dialler {
 
   /// A race for a peer whose addresses come one by one. It must not outlive the dialler.
   DialRace race(const PeerId& peer);
-  /// Numeric addresses for names, and all others that some transport handles. What a name leads to must be an
-  /// address that its source could have announced itself, and must not be another peer's.
-  Task<std::vector<KnownAddress>> resolve(std::vector<KnownAddress> addresses, PeerId peer, Deadline deadline);
+  /// Has a race try the addresses that some transport handles now, and what names lead to as their answers come: a
+  /// name server that is silent, or a name that somebody has invented, holds no other dial up. What a name leads to
+  /// must be an address that its source could have announced itself, and must not be another peer's.
+  void add_to(DialRace& race, std::vector<KnownAddress> addresses, Deadline deadline);
   bool held_back(const PeerId& peer, const KnownAddress& known) const {
     return backoff_.blocks(peer, known) || hearsay_.refuses(known);
   }
@@ -53,10 +54,17 @@ class Dialler {
  private:
   Task<Result<>> dial(PeerId peer, KnownAddress known, SourcePort from, Deadline deadline);
   bool reached_at(const PeerId& peer, const Multiaddr& address) const;
+  Task<Result<Semaphore::Units>> slot_for(PeerId peer, Multiaddr address, Deadline deadline);
+  Task<Result<transport::ConnectionPtr>> dial_by_transport(PeerId peer, Multiaddr address, SourcePort from,
+                                                           Deadline deadline,
+                                                           transport::Role role = transport::Role::initiator);
+  Result<> take_in(const PeerId& peer, const Multiaddr& address, transport::ConnectionPtr connection);
   static Task<Result<>> dial_now(Dialler& dialler, PeerId peer, Multiaddr address, SourcePort from);
+  Task<Result<>> dial_known(PeerId peer, std::vector<KnownAddress> known, Deadline deadline);
   static Task<Result<>> dial_book(Dialler& dialler, PeerId peer);
   static Task<Result<PeerId>> dial_configured(Dialler& dialler, Multiaddr address);
   bool may_resolve(const KnownAddress& known) const;
+  static Task<std::vector<KnownAddress>> resolve(Dialler& dialler, KnownAddress name, PeerId peer, Deadline deadline);
   void keep_dialling_direct(const ConnectionEntry& circuit);
 
   Self& self_;

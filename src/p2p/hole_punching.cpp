@@ -6,7 +6,6 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -196,8 +195,7 @@ Task<bool> HolePunching::punch(HolePunching& punching, ConnectionEntryPtr circui
   const Deadline deadline = runtime.after(kMessageTimeout);
   auto agree = [](HolePunching& self, ConnectionEntryPtr on, Deadline limit,
                   Duration& trip) -> Task<Result<std::vector<Multiaddr>>> {
-    CO_TRY(auto stream, on->connection->open_stream());
-    CO_TRY(co_await transport::select_one_of(*stream, {kHolePunchProtocol}, limit));
+    CO_TRY(auto stream, co_await open_on(std::move(on), kHolePunchProtocol, limit));
     const TimePoint asked = self.self_.runtime.now();
     CO_TRY(co_await transport::write_message(*stream, as_bytes(connect_message(self.own_addresses())), limit));
     CO_TRY(const auto reply, co_await read_relay_message<proto::HolePunch>(*stream, limit));

@@ -85,6 +85,7 @@ struct Host::Impl {
     });
     suspected = reachability.suspecting().subscribe([this] { seek_relays(); });
     announced = own.changed().subscribe([this] { seek_relays(); });
+    moved = inbound.changed().subscribe([this] { routing.look_up_self(); });
     bundled = table.added_signal().subscribe([this](const ConnectionEntryPtr& entry) {
       if (entry->kind == ConnectionKind::member) choose_congestion_control(entry->connection->peer());
     });
@@ -103,27 +104,30 @@ struct Host::Impl {
   RelayNeed needed_relays() const {
     const bool wanted = inbound.listening() || self.options.force_reachability;
     if (!self.options.use_relay || !wanted) return {};
-    const bool doubtful = reachability.translated() && port_mappings.current().empty();
+    const std::size_t most = self.options.wanted_relays;
+    const bool has_ip4 = is_open(Multiaddr::ip4), has_ip6 = is_open(Multiaddr::ip6);
+    const bool doubted = !has_ip4 && !has_ip6 && (is_doubtful(Multiaddr::ip4) || is_doubtful(Multiaddr::ip6));
     const bool reached = reachability.current() == Reachability::public_
-                             ? !doubtful
+                             ? !doubted
                              : reachability.current() != Reachability::private_ && !reachability.suspected();
-    if (!reached) return {.count = self.options.wanted_relays};
-    const auto lacking = lacking_family();
-    if (!lacking) return {};
-    const std::size_t most = *lacking == Multiaddr::ip4 ? self.options.wanted_relays : 1;
-    return {.count = std::min(most, self.options.wanted_relays), .family = lacking};
+    if (!reached) return {.count = most};
+    // Peers outside connect to us, but not those that have the other kind of IP address alone. A relay of both kinds
+    // lets them in. Most peers have IPv4, so that without it we need relays like a hidden peer. Where our user says at
+    // which addresses we are reached, these are all.
+    if (has_ip4 == has_ip6 || !self.options.announce.empty()) return {};
+    if (has_ip4) return {.count = std::min<std::size_t>(1, most), .family = Multiaddr::ip6};
+    return {.count = most, .family = Multiaddr::ip4};
   }
-  /// Peers outside connect to us, but not those that have the other kind of IP address alone. A relay of both kinds
-  /// lets them in. Most peers have IPv4, so that without it we need relays like a hidden peer.
-  std::optional<std::uint32_t> lacking_family() const {
-    bool has_ip4 = false, has_ip6 = false;
-    if (!self.options.announce.empty()) return std::nullopt;  // our user says where we are reached
-    for (const auto& address : own.announced()) {
-      if (!is_public_host(address)) continue;
-      (address.first_code() == Multiaddr::ip6 ? has_ip6 : has_ip4) = true;
-    }
-    if (has_ip4 == has_ip6) return std::nullopt;
-    return has_ip4 ? Multiaddr::ip6 : Multiaddr::ip4;
+  /// A translator of such addresses may let in none but the peers that we have dialled.
+  bool is_doubtful(std::uint32_t family) const {
+    return reachability.translated(family) && port_mappings.current().empty();
+  }
+  /// Whether peers outside can connect to us at such an address, as far as it is known.
+  bool is_open(std::uint32_t family) const {
+    const auto announces = own.announced();
+    return !is_doubtful(family) && std::ranges::any_of(announces, [family](const Multiaddr& address) {
+      return is_public_host(address) && address.first_code() == family;
+    });
   }
 
   /// Of connections to a peer that has just described itself: BBR, which takes more than its share beside CUBIC, is for
@@ -136,7 +140,7 @@ struct Host::Impl {
 
   void end_waits() {
     const Error reason(Errc::host_closed);
-    private_or_not = suspected = mapped = announced = described = bundled = nullptr;
+    private_or_not = suspected = mapped = announced = moved = described = bundled = nullptr;
     if (punching) punching->close();
     bundles.close();
     relays.close();
@@ -183,7 +187,7 @@ struct Host::Impl {
   std::optional<HolePunching> punching;
   std::optional<std::weak_ptr<MemberCheck>> member_check;  ///< nullopt: the swarm is open
   std::string congestion_control;  ///< of connections to cohive peers; empty: the kernel's choice
-  Subscription private_or_not, suspected, mapped, announced, described, bundled;
+  Subscription private_or_not, suspected, mapped, announced, moved, described, bundled;
   TaskGroup tasks;
 };
 

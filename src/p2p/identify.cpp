@@ -30,10 +30,12 @@ constexpr Duration kPushTimeout = 5s;
 constexpr double kPushBurst = 32;  // a peer that registers its handlers one by one
 constexpr double kPushesPerSecond = 1;
 
-Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
+Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline, MemoryBudget::Charge charge) {
   transport::StreamReader reader(stream);
   Bytes all;
   for (int part = 0; part < kMaxParts; ++part) {
+    if (!charge.add(kMaxPart))
+      co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "memory for what peers say of themselves");
     auto message = co_await reader.read_message(kMaxPart, deadline);
     if (!message) co_return message.error();
     if (!*message) co_return all;  // concatenated protobufs merge
@@ -44,8 +46,8 @@ Task<Result<Bytes>> read_parts(transport::Stream& stream, Deadline deadline) {
 
 }  // namespace
 
-Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline) {
-  CO_TRY(const auto bytes, co_await read_parts(stream, deadline));
+Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline, MemoryBudget::Charge charge) {
+  CO_TRY(const auto bytes, co_await read_parts(stream, deadline, std::move(charge)));
   proto::Identify message;
   if (!parse_bounded(message, bytes, kMaxFields)) co_return Error(cohive::Errc::malformed, stream.peer(), "identify");
   co_return message;
@@ -89,8 +91,12 @@ std::string Identify::message_for(const Multiaddr& remote) {
     if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback &&
         self_.options.announce.empty())
       continue;
-    if (own.size() < kMaxOwnAddresses) own.push_back(address);
+    own.push_back(address);
   }
+  // Peers outside have no use for addresses of our own networks, of which a machine with containers has many.
+  if (own.size() > kMaxOwnAddresses && remote.scope() == Multiaddr::Scope::public_)
+    std::erase_if(own, [](const Multiaddr& one) { return one.scope() != Multiaddr::Scope::public_; });
+  if (own.size() > kMaxOwnAddresses) own.erase(own.begin() + kMaxOwnAddresses, own.end());
   for (const auto& address : own) message.add_listen_addrs(address.binary());
   for (const auto& protocol : handlers_.protocols()) message.add_protocols(protocol);
   message.set_signed_peer_record(signed_record(own));
@@ -143,7 +149,7 @@ Task<void> Identify::ask(Identify& identify, ConnectionEntryPtr entry) {
     (*stream)->count_begun(on->begun);  // a peer that does not answer is not in use for that
     auto agreed = co_await transport::select_one_of(**stream, {kIdentifyProtocol}, limit);
     if (!agreed) co_return agreed.error();
-    auto message = co_await read_identify(**stream, limit);
+    auto message = co_await read_identify(**stream, limit, self.charge_for(**stream));
     if (!message) co_return message.error();
     (*stream)->close_write();
     ConnectedPeer* known = self.table_.find(on->connection->peer());
@@ -177,7 +183,8 @@ Task<void> Identify::receive_push(transport::StreamPtr stream) {
     self_.metrics.pushes_refused.increment();
     co_return;
   }
-  const auto message = co_await read_identify(*stream, self_.runtime.after(self_.options.identify_timeout));
+  const auto message =
+      co_await read_identify(*stream, self_.runtime.after(self_.options.identify_timeout), charge_for(*stream));
   if (!message) {
     log::debug("p2p", "bad identify push: {}", message.error());
     co_return;

@@ -18,7 +18,9 @@ inline const std::string kIdentifyProtocol = "/ipfs/id/1.0.0";
 inline const std::string kIdentifyPushProtocol = "/ipfs/id/push/1.0.0";
 
 /// Reads the message of a peer, which may come in parts.
-Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline);
+/// \param charge  takes the memory for the parts while they are read
+Task<Result<proto::Identify>> read_identify(transport::Stream& stream, Deadline deadline,
+                                            MemoryBudget::Charge charge = {});
 
 class Identify {
  public:
@@ -45,6 +47,9 @@ class Identify {
                  Said said);
   Protocols kept_of(const proto::Identify& message) const;
   void report_observed(const PeerId& peer);
+  MemoryBudget::Charge charge_for(const transport::Stream& stream) const {
+    return MemoryBudget::Charge(self_.memory.account(stream.peer(), stream.remote_address()));
+  }
   bool may_push(ConnectedPeer& peer) const;
   std::shared_ptr<const Protocols> shared(Protocols protocols);
 

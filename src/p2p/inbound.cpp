@@ -8,11 +8,17 @@
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::p2p {
+namespace {
+
+constexpr Duration kInterfacePeriod = 1min;  // between looks at the addresses of this machine
+
+}  // namespace
 
 Inbound::Inbound(Self& self, Dialler& dialler, ConnectionTable& table, OwnAddresses& own)
     : self_(self),
       dialler_(dialler),
       table_(table),
+      own_(own),
       upgrades_(self.runtime, "inbound handshakes"),
       tasks_(self.runtime, "listening") {
   own.add_source([this] { return dialable(); });
@@ -34,6 +40,7 @@ Result<> Inbound::start() {
   }
   if (lacking && listeners_.empty()) return *lacking;
   if (lacking) log::info("p2p", "not listening everywhere: {}", *lacking);
+  if (!listeners_.empty()) tasks_.spawn(watch(*this), "own addresses");
   return ok();
 }
 
@@ -56,6 +63,19 @@ std::vector<Multiaddr> Inbound::dialable() const {
     result.insert(result.end(), some.begin(), some.end());
   }
   return result;
+}
+
+/// Connections may outlive a change of addresses, as when IPv6 gets a new prefix or a VPN begins: nothing else would
+/// have us tell their peers.
+Task<void> Inbound::watch(Inbound& inbound) {
+  for (auto before = inbound.dialable();;) {
+    co_await inbound.self_.runtime.sleep_for(kInterfacePeriod);
+    auto now = inbound.dialable();
+    if (now == before) continue;
+    before = std::move(now);
+    inbound.own_.notify();
+    inbound.changed_.emit();
+  }
 }
 
 Task<void> Inbound::accept(Inbound& inbound, transport::ConnectionListener& listener) {

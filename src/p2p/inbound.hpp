@@ -24,6 +24,8 @@ class Inbound {
   bool listening() const noexcept { return !listeners_.empty(); }
   /// The bound addresses, unspecified hosts included.
   std::vector<Multiaddr> bound() const;
+  /// The interfaces of this machine have other addresses than a minute ago. OwnAddresses has been notified.
+  Signal<>& changed() noexcept { return changed_; }
 
  private:
   /// An unfinished one. It leaves the list when it ends, or is dropped.
@@ -41,10 +43,13 @@ class Inbound {
   static Task<void> upgrade(Inbound& inbound, std::unique_ptr<transport::PendingConnection> pending,
                             std::shared_ptr<Handshake> handshake);
   std::vector<Multiaddr> dialable() const;
+  static Task<void> watch(Inbound& inbound);
 
   Self& self_;
   Dialler& dialler_;
   ConnectionTable& table_;
+  OwnAddresses& own_;
+  Signal<> changed_;
   std::vector<std::unique_ptr<transport::ConnectionListener>> listeners_;
   NestedShares pending_shares_;
   Handshakes handshakes_;  // oldest first

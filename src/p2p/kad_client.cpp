@@ -8,6 +8,7 @@
 namespace cohive::p2p {
 namespace {
 
+constexpr std::size_t kMaxKadReply = 64 * 1024;
 constexpr int kMaxPeersHeard = 32;             // per reply; k and the target are 21
 constexpr int kMaxAddressesHeard = 16;         // per peer in a reply
 constexpr std::size_t kMaxReplyFields = 4096;  // 21 peers, of which some tell more addresses than we hear
@@ -23,7 +24,7 @@ Task<Result<proto::KadMessage>> KadClient::ask(PeerId peer, std::string key, Dea
   auto sent = co_await transport::write_message(**stream, as_bytes(request.SerializeAsString()), deadline);
   if (!sent) co_return sent.error();
   transport::StreamReader reader(**stream);
-  auto bytes = co_await reader.read_message(kMaxKadMessage, deadline);
+  auto bytes = co_await reader.read_message(kMaxKadReply, deadline);
   if (!bytes) co_return bytes.error();
   proto::KadMessage reply;
   if (!*bytes || !parse_bounded(reply, **bytes, kMaxReplyFields))

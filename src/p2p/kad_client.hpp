@@ -10,7 +10,6 @@
 namespace cohive::p2p {
 
 inline const std::string kKadProtocol = "/ipfs/kad/1.0.0";
-inline constexpr std::size_t kMaxKadMessage = 64 * 1024;
 
 class KadClient {
  public:

@@ -12,7 +12,8 @@
 namespace cohive::p2p {
 namespace {
 
-constexpr std::size_t kMaxReply = 16 * 1024;  // what rust-libp2p reads
+constexpr std::size_t kMaxReply = 16 * 1024;   // what rust-libp2p reads
+constexpr std::size_t kMaxRequest = 4 * 1024;  // a key and little else; longer ones store what we do not keep
 constexpr std::size_t kMaxKey = 1024;
 constexpr std::size_t kMaxRoutingStreams = 32;  // of one peer
 constexpr int kMaxAddressesPerReply = 8;
@@ -151,7 +152,7 @@ Task<void> PeerRouting::feed(PeerRouting& routing, DialRace& race, Deadline dead
     for (;;) {
       auto heard = co_await lookup.next(deadline);
       if (heard.empty()) break;
-      race.add(co_await routing.dialler_.resolve(std::move(heard), race.peer(), deadline));
+      routing.dialler_.add_to(race, std::move(heard), deadline);
       co_await race.wait_idle(deadline.min(runtime.after(kPatience)));
     }
   }
@@ -184,7 +185,9 @@ Task<Result<std::vector<Multiaddr>>> PeerRouting::find(PeerId peer, Deadline dea
   for (auto& one : book_.known(peer))
     if (connected || !dialler_.held_back(peer, one)) known.push_back(std::move(one.address));
   if (!known.empty()) co_return known;
-  co_return co_await finds_.join(peer, deadline, [this, peer] { return look_up(*this, peer); });
+  auto found = co_await finds_.join(peer, deadline, [this, peer] { return look_up(*this, peer); });
+  if (!found) co_return found.error().with_peer(peer);
+  co_return found;
 }
 
 Task<Result<std::vector<Multiaddr>>> PeerRouting::look_up(PeerRouting& routing, PeerId peer) {
@@ -302,31 +305,41 @@ proto::KadMessage PeerRouting::answer(const proto::KadMessage& request, const Pe
   return reply;
 }
 
+/// The bytes of the reply; nullopt where there is none.
+std::optional<std::string> PeerRouting::reply_to(ByteView bytes, const transport::Stream& stream) const {
+  proto::KadMessage request;
+  if (!parse_bounded(request, bytes)) return std::nullopt;
+  switch (request.type()) {
+    case proto::KadMessage::PING: {
+      proto::KadMessage reply;
+      reply.set_type(proto::KadMessage::PING);
+      return reply.SerializeAsString();
+    }
+    case proto::KadMessage::FIND_NODE:
+    case proto::KadMessage::GET_VALUE:
+    case proto::KadMessage::GET_PROVIDERS:
+      if (request.key().empty() || request.key().size() > kMaxKey) return std::nullopt;
+      return answer(request, stream.peer(), stream.remote_address().scope()).SerializeAsString();
+    default:
+      return std::nullopt;
+  }
+}
+
+/// A peer may send half a request on each of its streams, and take no reply: both are charged to it.
 Task<void> PeerRouting::serve(transport::StreamPtr stream) {
+  const auto account = self_.memory.account(stream->peer(), stream->remote_address());
   transport::StreamReader reader(*stream);
   for (;;) {
-    auto bytes = co_await reader.read_message(kMaxKadMessage, self_.runtime.after(kIdle));
-    if (!bytes || !*bytes) break;
-    proto::KadMessage reply;
-    {
-      proto::KadMessage request;
-      if (!parse_bounded(request, **bytes)) co_return;
-      switch (request.type()) {
-        case proto::KadMessage::PING:
-          reply.set_type(proto::KadMessage::PING);
-          break;
-        case proto::KadMessage::FIND_NODE:
-        case proto::KadMessage::GET_VALUE:
-        case proto::KadMessage::GET_PROVIDERS:
-          if (request.key().empty() || request.key().size() > kMaxKey) co_return;  // resets the stream
-          reply = answer(request, stream->peer(), stream->remote_address().scope());
-          break;
-        default:
-          co_return;
-      }
-    }
-    auto sent = co_await transport::write_message(*stream, as_bytes(reply.SerializeAsString()),
-                                                  self_.runtime.after(kRoutingTimeout));
+    const Deadline deadline = self_.runtime.after(kIdle);
+    const auto length = co_await reader.read_length(kMaxRequest, deadline);
+    if (!length || !*length) break;
+    MemoryBudget::Charge memory(account);
+    if (!memory.add(**length)) co_return;  // dropping the stream resets it
+    const auto request = co_await reader.read_message(kMaxRequest, deadline);
+    if (!request || !*request) break;
+    const auto reply = reply_to(**request, *stream);
+    if (!reply || !memory.add(reply->size())) co_return;
+    auto sent = co_await transport::write_message(*stream, as_bytes(*reply), self_.runtime.after(kRoutingTimeout));
     if (!sent) co_return;
     co_await self_.runtime.yield();  // a peer that asks without pause does not keep other peers waiting
   }

@@ -36,6 +36,7 @@ class PeerRouting {
 
  private:
   Task<void> serve(transport::StreamPtr stream);
+  std::optional<std::string> reply_to(ByteView request, const transport::Stream& stream) const;
   proto::KadMessage answer(const proto::KadMessage& request, const PeerId& asker, Multiaddr::Scope asker_scope) const;
   std::vector<Multiaddr> tellable(const PeerId& peer, Multiaddr::Scope asker_scope) const;
   void consider(const PeerId& peer);

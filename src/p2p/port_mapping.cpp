@@ -14,7 +14,7 @@ constexpr Duration kLifetime = 10min;      // a port of a peer that crashed is s
 constexpr Duration kShortestPause = 5s;    // whatever lifetime a router grants
 constexpr Duration kMappingRetry = 1min;   // after a failure; doubled with each
 constexpr Duration kLongestRetry = 30min;  // the machine may come to another network
-constexpr Duration kLookPeriod = 1min;     // between looks whether the machine has slept or moved
+constexpr Duration kLookPeriod = 1min;     // between looks whether the machine has slept
 constexpr Duration kNap = 10s;             // sleep that does not matter; a clock that is set changes by less, too
 constexpr Duration kAnswerTimeout = 1min;  // of a router, which may never end its answer
 constexpr std::size_t kMaxPorts = 4;
@@ -26,12 +26,14 @@ Task<Result<T>> asked(Runtime& runtime, Task<Result<T>> question) {
 
 }  // namespace
 
-PortMappings::PortMappings(Self& self, const Inbound& inbound, OwnAddresses& own, PortMappers& mappers)
+PortMappings::PortMappings(Self& self, Inbound& inbound, OwnAddresses& own, PortMappers& mappers)
     : self_(self),
       inbound_(inbound),
       own_(own),
       mappers_(mappers),
       metrics_(self.runtime.metrics()),
+      news_(self.runtime, "another network"),
+      interfaces_(inbound.changed().subscribe([this] { on_moved(); })),
       tasks_(self.runtime, "port mapping") {
   own.add_source([this] {
     std::vector<Multiaddr> result;
@@ -72,40 +74,43 @@ std::vector<PortMapping> PortMappings::current() const {
   return result;
 }
 
-/// Tells whether the machine has slept, which the loop's clock leaves out, or has come to another network since this
-/// was asked last. The lifetimes of mappings are cut accordingly: the router need not know of them any more.
-bool PortMappings::has_moved() {
+/// The machine may have come to another network, whose router knows nothing of our mappings.
+void PortMappings::on_moved() {
+  for (auto& [port, held] : held_) held.expires = self_.runtime.now();
+  for (const auto& mapper : mappers_) mapper->moved();
+  moved_ = true;
+  news_.notify_all();
+}
+
+/// Tells whether the machine has slept since this was asked last, which the loop's clock leaves out. The lifetimes of
+/// mappings are cut accordingly: the router need not know of them any more.
+bool PortMappings::has_slept() {
   const TimePoint now = self_.runtime.now();
   const double ahead = self_.runtime.wall_time() - to_seconds(now.time_since_epoch());
   const double slept = ahead - std::exchange(ahead_, ahead);
-  auto near = own_.announced();
-  std::erase_if(near, [](const Multiaddr& one) { return !is_near(one) || one.is_circuit(); });
-  const bool elsewhere = near != near_, long_asleep = slept > to_seconds(kNap);
-  near_ = std::move(near);
-  for (auto& [port, held] : held_) {
-    if (elsewhere) held.expires = now;
-    if (long_asleep) held.expires -= from_seconds(slept);
-  }
-  return elsewhere || long_asleep;
+  if (slept <= to_seconds(kNap)) return false;
+  for (auto& [port, held] : held_) held.expires -= from_seconds(slept);
+  return true;
 }
 
 Task<void> PortMappings::keep(PortMappings& mappings, std::vector<std::uint16_t> ports) {
   Runtime& runtime = mappings.self_.runtime;
   Duration retry = kMappingRetry;
-  (void)mappings.has_moved();  // This is what later looks compare with.
+  (void)mappings.has_slept();  // This is what later looks compare with.
   for (;;) {
+    mappings.moved_ = false;
     bool all = true;
     for (const auto port : ports) all &= co_await map(mappings, port);
     TimePoint next = runtime.now() + (all ? kLifetime : retry);
     for (const auto& [port, held] : mappings.held_) next = std::min(next, held.renew_at);
     retry = all ? kMappingRetry : std::min(2 * retry, kLongestRetry);
     next = std::max(next, runtime.now() + kShortestPause);
-    bool moved = false;
-    while (!moved && runtime.now() < next) {
-      co_await runtime.sleep_until(std::min(next, runtime.now() + kLookPeriod));
-      moved = mappings.has_moved();
+    bool slept = false;
+    while (!slept && !mappings.moved_ && runtime.now() < next) {
+      (void)co_await mappings.news_.wait(Deadline(std::min(next, runtime.now() + kLookPeriod)));
+      slept = mappings.has_slept();
     }
-    if (moved) retry = kMappingRetry;
+    if (slept || mappings.moved_) retry = kMappingRetry;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <map>
 
+#include "cohive/core/sync.hpp"
 #include "cohive/p2p/port_mapper.hpp"
 #include "inbound.hpp"
 #include "own_addresses.hpp"
@@ -14,7 +15,7 @@ namespace cohive::p2p {
 
 class PortMappings {
  public:
-  PortMappings(Self& self, const Inbound& inbound, OwnAddresses& own, PortMappers& mappers);
+  PortMappings(Self& self, Inbound& inbound, OwnAddresses& own, PortMappers& mappers);
   ~PortMappings();
   /// To be called once the host listens.
   void start();
@@ -30,7 +31,8 @@ class PortMappings {
     PortMapping mapping;
     TimePoint renew_at, expires;
   };
-  bool has_moved();
+  void on_moved();
+  bool has_slept();
   static Task<void> keep(PortMappings& mappings, std::vector<std::uint16_t> ports);
   static Task<bool> map(PortMappings& mappings, std::uint16_t port);
   static Task<void> unmap_all(std::map<std::uint16_t, Held> held);
@@ -46,10 +48,12 @@ class PortMappings {
   PortMappers& mappers_;
   PortMappingMetrics metrics_;
   std::map<std::uint16_t, Held> held_;
-  bool told_ = false;            ///< that there is no mapping
-  std::vector<Multiaddr> near_;  ///< addresses of the machine in its own network, when has_moved() was asked last
-  double ahead_ = 0;             ///< seconds by which the wall clock was ahead of the loop's then
+  bool told_ = false;   ///< that there is no mapping
+  bool moved_ = false;  ///< to another network, so that the ports are to be mapped now
+  double ahead_ = 0;    ///< seconds by which the wall clock was ahead of the loop's, when has_slept() was asked last
   Signal<> changed_;
+  Condition news_;  ///< we have moved
+  Subscription interfaces_;
   TaskGroup tasks_;
 };
 

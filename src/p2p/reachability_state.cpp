@@ -46,7 +46,7 @@ ReachabilityState::ReachabilityState(Self& self, Handlers& handlers, const Conne
   }
   // The AutoNAT client is told first. While it knows nothing about the new place, relays that are wanted there, too,
   // are kept.
-  subscriptions_.push_back(observed_.moved().subscribe([this] { translated_ = false; }));
+  subscriptions_.push_back(observed_.moved().subscribe([this] { translated_.clear(); }));
   subscriptions_.push_back(
       identify.observed().subscribe([this](const ConnectionEntryPtr& entry, const Multiaddr& observed) {
         watch_if_hidden(observed, entry->connection->remote_address());
@@ -110,11 +110,13 @@ Task<Result<Reachability>> ReachabilityState::wait(Deadline deadline) {
 /// A node that announces only addresses of its own network may still be found reachable. Its relays' addresses say
 /// nothing about where it is itself.
 void ReachabilityState::watch_if_hidden(const Multiaddr& observed, const Multiaddr& observer) {
-  if (translated_ || !inbound_.listening() || self_.options.force_reachability) return;
+  const std::uint32_t family = observed.first_code();
+  if (translated(family) || !self_.endpoint(observed) || !inbound_.listening() || self_.options.force_reachability)
+    return;
   auto own = own_.announced();
   std::erase_if(own, [](const Multiaddr& address) { return address.is_circuit(); });
-  if (!hidden_from_outside(own, observed, observer)) return;
-  translated_ = true;
+  if (!hidden_from_outside(std::move(own), observed, observer)) return;
+  translated_.insert(family);
   tasks_.spawn(warn_unless_reached(*this, observed), "hidden node");
   suspecting_.emit();
 }

@@ -2,6 +2,8 @@
 // which peers we dial back, what our user is told.
 #pragma once
 
+#include <set>
+
 #include "autonat_client.hpp"
 #include "autonat_server.hpp"
 
@@ -21,11 +23,12 @@ class ReachabilityState {
   /// Nothing is known yet, but peers outside see us at addresses that are none of ours: an address translator is
   /// between. Or none of them has reached us for a while: a firewall may be.
   bool suspected() const {
-    return current_ == Reachability::unknown && (translated_ || unconfirmed_ == Unconfirmed::yes);
+    return current_ == Reachability::unknown && (!translated_.empty() || unconfirmed_ == Unconfirmed::yes);
   }
-  /// Where we are now, peers outside have seen us at addresses that were none of ours. A dial-back that reaches us then
-  /// says less: its peer is one that we have dialled, and many routers let in no other peers.
-  bool translated() const { return translated_; }
+  /// Where we are now, peers outside have seen us at addresses of this kind, a multiaddr code, that were none of ours.
+  /// A dial-back that reaches us there says less: its peer is one that we have dialled, and many routers let in no
+  /// other peers.
+  bool translated(std::uint32_t family) const { return translated_.contains(family); }
   Signal<>& suspecting() noexcept { return suspecting_; }
   /// There is another way in than when peers were asked.
   void ask_again() {
@@ -55,8 +58,8 @@ class ReachabilityState {
   Signal<Reachability> changed_;
   Signal<> suspecting_;
   Condition settled_;
-  bool translated_ = false;
-  bool warned_ = false;  ///< our user: once is enough, wherever we move
+  std::set<std::uint32_t> translated_;  ///< kinds of address, as multiaddr codes
+  bool warned_ = false;                 ///< our user: once is enough, wherever we move
   enum class Unconfirmed { no, pending, yes } unconfirmed_ = Unconfirmed::no;
   std::vector<Subscription> subscriptions_;
   TaskGroup tasks_;

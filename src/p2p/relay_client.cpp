@@ -8,12 +8,14 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 constexpr Duration kReserveTimeout = 10s;
+// What has not answered by then is waited for beside the next ones, so that what is silent holds up no other relay.
+constexpr Duration kRelayHeadStart = 1s;       // of a relay that is asked, before the next one is
+constexpr Duration kTrustedHeadStart = 3s;     // of dials to those that our user named, before other ones are asked
 constexpr Duration kRelayRetry = 3s;           // while a relay is lacking: a lost one is replaced within ten seconds
 constexpr Duration kFamilyRetry = 30s;         // while one for peers of the other kind of address alone is
 constexpr Duration kLongestRelayRetry = 1min;  // at most, while a relay that our user named cannot be dialled
@@ -73,6 +75,7 @@ RelayClient::RelayClient(Self& self, Handlers& handlers, ConnectionTable& table,
       walk_pause_(kWalkPause),
       next_walk_(self.runtime.now()),
       news_(self.runtime, "a relay"),
+      answered_(self.runtime, "a relay's answer"),
       tasks_(self.runtime, "relays") {
   subscriptions_.push_back(table.disconnected_signal().subscribe([this](const PeerId& peer) { drop(peer); }));
   subscriptions_.push_back(identify.described().subscribe([this](const PeerId& peer) { consider(peer); }));
@@ -100,6 +103,8 @@ void RelayClient::set_need(RelayNeed need) {
     news_.notify_all();
   } else {
     tasks_.cancel();
+    asked_.clear();
+    dialling_ = false;
     walk_pause_ = kWalkPause;
     next_walk_ = self_.runtime.now();
     unreached_.clear();
@@ -183,12 +188,19 @@ Task<void> RelayClient::renew(RelayClient& client) {
 
 Task<void> RelayClient::fill(RelayClient& client) {
   if (!client.lacking()) co_return;
-  co_await connect_trusted(client);
+  Runtime& runtime = client.self_.runtime;
+  if (!client.dialling_ && !client.trusted_to_dial().empty()) {
+    client.dialling_ = true;
+    client.tasks_.spawn(connect_trusted(client), "dial relays");
+  }
+  if (client.dialling_) (void)co_await client.answered_.wait(runtime.after(kTrustedHeadStart));
   for (const auto& relay : client.candidates()) {
     if (!client.lacking()) co_return;
-    if (!client.reservations_.contains(relay)) (void)co_await try_reserving(client, relay);
+    if (client.reservations_.contains(relay) || !client.asked_.insert(relay).second) continue;
+    client.tasks_.spawn(ask(client, relay), "ask a relay");
+    (void)co_await client.answered_.wait(runtime.after(kRelayHeadStart));
   }
-  const TimePoint now = client.self_.runtime.now();
+  const TimePoint now = runtime.now();
   if (!client.lacking() || now < client.next_walk_ || client.table_.peers().empty()) co_return;
   if (client.need_.family == Multiaddr::ip6) co_return;  // few peers have IPv6 alone: none is met for their sake
   client.next_walk_ = now + client.walk_pause_;
@@ -203,6 +215,12 @@ Task<void> RelayClient::look_for_more(RelayClient& client) {
   client.news_.notify_all();
 }
 
+Task<void> RelayClient::ask(RelayClient& client, PeerId relay) {
+  (void)co_await try_reserving(client, relay);
+  client.asked_.erase(relay);
+  client.answered_.notify_all();
+}
+
 /// Connects to the relays that our user named; they are candidates from then on.
 Task<void> RelayClient::connect_trusted(RelayClient& client) {
   const auto trusted = client.trusted_to_dial();
@@ -211,6 +229,8 @@ Task<void> RelayClient::connect_trusted(RelayClient& client) {
     dials.push_back(client.dialler_.connect_to(address, client.self_.runtime.after(kReserveTimeout)));
   const auto dialled = co_await when_all(client.self_.runtime, std::move(dials));
   for (std::size_t i = 0; i < trusted.size(); ++i) client.note_dial(trusted[i], dialled[i]);
+  client.dialling_ = false;
+  client.answered_.notify_all();
 }
 
 /// Those that are not connected, without the ones that have just failed.
@@ -249,7 +269,7 @@ bool RelayClient::serves_family(const PeerId& relay) const {
   });
 }
 
-/// Connected relays: the ones that our user named first, then the nearest.
+/// Connected relays: the ones that our user named first, then the nearest; last those that have answered no ping yet.
 std::vector<PeerId> RelayClient::candidates() {
   const TimePoint now = self_.runtime.now();
   std::erase_if(refused_, [now](const auto& one) { return one.second <= now; });
@@ -262,8 +282,9 @@ std::vector<PeerId> RelayClient::candidates() {
     if (refused_.contains(id) || reservations_.contains(id)) continue;
     const ConnectionEntryPtr entry = table_.direct(id);
     const bool trusted = is_trusted(id);
-    if (entry && (trusted || peer.serves(kHopProtocol)) && serves_family(id))
-      found.emplace_back(!trusted, entry->connection->round_trip(), id);
+    if (!entry || !(trusted || peer.serves(kHopProtocol)) || !serves_family(id)) continue;
+    const Duration trip = entry->connection->round_trip();
+    found.emplace_back(!trusted, trip > Duration::zero() ? trip : Duration::max(), id);
   }
   std::sort(found.begin(), found.end());
   std::vector<PeerId> result;
@@ -282,6 +303,7 @@ Task<Result<>> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
     co_return granted.error();
   }
   const bool known = client.reservations_.contains(relay);
+  if (!known && !client.lacking()) co_return ok();  // others were faster; the relay forgets it by itself
   const bool moved = !known || client.reservations_.at(relay).addresses != granted->addresses;
   if (!known) {
     client.self_.metrics.relays_held.add(1);
@@ -296,8 +318,7 @@ Task<Result<>> RelayClient::try_reserving(RelayClient& client, PeerId relay) {
 Task<Result<RelayClient::Reservation>> RelayClient::reserve(RelayClient& client, PeerId relay, Deadline deadline) {
   const ConnectionEntryPtr entry = client.table_.direct(relay);
   if (!entry) co_return Error(cohive::Errc::closed, relay);
-  CO_TRY(auto stream, entry->connection->open_stream());
-  CO_TRY(co_await transport::select_one_of(*stream, {kHopProtocol}, deadline));
+  CO_TRY(auto stream, co_await open_on(entry, kHopProtocol, deadline));
   CO_TRY(const auto reply, co_await request_reservation(*stream, deadline));
   if (!client.table_.direct(relay)) co_return Error(cohive::Errc::closed, relay);
   co_return client.take(*entry, reply);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 
 #include "circuit_message.hpp"
 #include "cohive/p2p/reachability.hpp"
@@ -49,6 +50,7 @@ class RelayClient {
   static Task<void> keep(RelayClient& client);
   static Task<void> renew(RelayClient& client);
   static Task<void> fill(RelayClient& client);
+  static Task<void> ask(RelayClient& client, PeerId relay);
   static Task<void> connect_trusted(RelayClient& client);
   static Task<void> look_for_more(RelayClient& client);
   static Task<Result<>> try_reserving(RelayClient& client, PeerId relay);
@@ -80,7 +82,10 @@ class RelayClient {
   Duration walk_pause_;                  ///< after the next walk through peer routing for relays; doubled with each
   TimePoint next_walk_;
   std::vector<Subscription> subscriptions_;
-  Condition news_;  ///< a relay has come or gone
+  std::set<PeerId> asked_;  ///< relays that have not answered yet
+  bool dialling_ = false;   ///< relays that our user named
+  Condition news_;          ///< a relay has come or gone
+  Condition answered_;      ///< one has, or all dials have ended
   TaskGroup tasks_;
 };
 

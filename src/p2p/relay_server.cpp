@@ -5,7 +5,6 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
-#include "cohive/transport/multistream.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -215,8 +214,7 @@ Result<ConnectionEntryPtr> RelayServer::find_target(const transport::Stream& str
 /// Asks the target to take a circuit; the stream behind its consent.
 Task<Result<transport::StreamPtr>> RelayServer::call(RelayServer& relay, ConnectionEntryPtr target, PeerId source) {
   const Deadline deadline = relay.self_.runtime.after(kStopTimeout);
-  CO_TRY(auto stream, target->connection->open_stream());
-  CO_TRY(co_await transport::select_one_of(*stream, {kStopProtocol}, deadline));
+  CO_TRY(auto stream, co_await open_on(std::move(target), kStopProtocol, deadline));
   proto::Stop request;
   request.set_type(proto::Stop::CONNECT);
   request.mutable_peer()->set_id(source.binary());

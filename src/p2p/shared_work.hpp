@@ -28,7 +28,7 @@ class SharedWork {
     if (!work) {
       work = std::make_shared<Work>(runtime_, name_, this, key);
       works_.insert_or_assign(std::move(key), work);
-      work->task.spawn(run(Unfinished{work.get()}, make()), name_);
+      work->task.spawn(run(Unfinished(work), make()), name_);
     }
     make = nullptr;
     if (!co_await work->done.wait(deadline)) co_return Error(cohive::Errc::timeout, work->name);
@@ -42,7 +42,6 @@ class SharedWork {
       if (auto work = weak.lock()) working.push_back(std::move(work));
     works_.clear();
     for (const auto& work : working) {
-      work->owner = nullptr;
       work->finish(reason);
       work->task.cancel();
     }
@@ -60,10 +59,16 @@ class SharedWork {
   struct Work {
     Work(Runtime& runtime, const char* what, SharedWork* shared, const Key& key_)
         : name(what), owner(shared), key(key_), done(runtime, what), task(runtime, what) {}
+    ~Work() { leave(); }
     void finish(Result<T> outcome) {
+      leave();
       if (result) return;
       result.emplace(std::move(outcome));
       done.set();
+    }
+    /// Takes the work off the list.
+    void leave() {
+      if (owner) std::exchange(owner, nullptr)->forget(*this);
     }
     const char* name;
     SharedWork* owner;
@@ -73,24 +78,20 @@ class SharedWork {
     TaskGroup task;  // last: what it runs reports to the members above
   };
 
-  /// Takes the work off the list when it ends, however it ends.
+  /// Finishes the work when its task is dropped. The task may drop the last caller, and with it the work, while it
+  /// runs.
   struct Unfinished {
-    explicit Unfinished(Work* w) : work(w) {}
-    Unfinished(Unfinished&& other) noexcept : work(std::exchange(other.work, nullptr)) {}
-    ~Unfinished() { leave(); }
-    void leave() {
-      if (!work) return;
-      if (work->owner) work->owner->forget(*work);
-      work->finish(Error(cohive::Errc::cancelled, work->name));
-      work = nullptr;
+    explicit Unfinished(const std::shared_ptr<Work>& of) : weak(of) {}
+    Unfinished(Unfinished&&) = default;
+    ~Unfinished() {
+      if (const auto work = weak.lock()) work->finish(Error(cohive::Errc::cancelled, work->name));
     }
-    Work* work;
+    std::weak_ptr<Work> weak;
   };
 
   static Task<void> run(Unfinished unfinished, Task<Result<T>> body) {
     auto result = co_await std::move(body);
-    unfinished.work->finish(std::move(result));
-    unfinished.leave();
+    if (const auto work = unfinished.weak.lock()) work->finish(std::move(result));
   }
 
   void forget(const Work& work) {

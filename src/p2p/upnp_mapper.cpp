@@ -95,7 +95,7 @@ class Gateway {
   std::array<char, 64> inner_{};
 };
 
-/// The gateway that was found, until it fails.
+/// The gateway that was found, until it fails or the machine has moved.
 struct KnownGateway {
   std::timed_mutex mutex;  // a call that was dropped may still run, with a router that never ends its answer
   std::optional<Gateway> gateway;
@@ -134,6 +134,8 @@ class UpnpMapper final : public PortMapper {
       return known->with_gateway([&](Gateway& gateway) { return gateway.unmap(mapping); });
     });
   }
+  /// A gateway goes on forwarding to the address that we had before, and reports no error.
+  void moved() override { known_ = std::make_shared<KnownGateway>(); }
 
  private:
   Runtime& runtime_;

@@ -8,10 +8,10 @@
 #include "cohive/core/log.hpp"
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
-#include "cohive/core/varint.hpp"
 #include "cohive/proto/rpc.pb.h"
 #include "cohive/rpc/errors.hpp"
 #include "cohive/rpc/metrics.hpp"
+#include "core/detail/assertion.hpp"
 #include "core/detail/bounded_parse.hpp"
 #include "records.hpp"
 
@@ -182,26 +182,18 @@ struct Request {
 Task<std::optional<Request>> read_request(Runtime& runtime, transport::Stream& stream, Caller& caller) {
   const Deadline deadline = runtime.after(kRequestReadTimeout);
   transport::StreamReader reader(stream);
-  Bytes prefix;
-  Varint length{VarintStatus::incomplete};
-  while (length.status == VarintStatus::incomplete) {
-    auto byte = co_await reader.read_exactly(1, deadline);
-    if (!byte) co_return std::nullopt;
-    prefix.push_back(byte->front());
-    length = read_varint(prefix);
-  }
-  // Every frame has a call id.
-  const bool is_possible = length.value > kCallIdSize && length.value <= kMaxUnaryFrame;
-  if (length.status == VarintStatus::invalid || !is_possible) co_return std::nullopt;
+  const auto length = co_await reader.read_length(kMaxUnaryFrame, deadline);
+  if (!length || !*length || **length <= kCallIdSize) co_return std::nullopt;  // every frame has a call id
   Request request;
-  request.room = co_await caller.bytes.acquire(length.value, deadline);
+  request.room = co_await caller.bytes.acquire(**length, deadline);
   if (!request.room) co_return std::nullopt;
   request.memory = MemoryBudget::Charge(caller.account);
-  if (!request.memory.add(length.value)) co_return std::nullopt;
-  auto bytes = co_await reader.read_exactly(length.value, deadline);
+  if (!request.memory.add(**length)) co_return std::nullopt;
+  const auto bytes = co_await reader.read_message(kMaxUnaryFrame, deadline);
   if (!bytes) co_return std::nullopt;
+  COHIVE_ASSERT(*bytes && (*bytes)->size() == **length);
   auto& frame = request.frame;
-  if (!parse_bounded(frame, *bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary())
+  if (!parse_bounded(frame, **bytes) || frame.call_id().size() != kCallIdSize || !frame.has_call_unary())
     co_return std::nullopt;
   co_return request;
 }

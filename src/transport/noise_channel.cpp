@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cohive/core/combine.hpp"
 #include "cohive/transport/errors.hpp"
 
 namespace cohive::transport {
@@ -16,6 +17,7 @@ constexpr std::size_t kMaxRead = 2 * kFullRecord + kSmallRecords;  // larger rea
 constexpr std::size_t kPlaceFrom = 32 * 1024;                      // smaller records are not worth a question
 constexpr std::size_t kMaxUsedInputs = 4;                          // blocks kept for reuse by one busy connection
 constexpr std::size_t kMaxSpareInputs = 8;
+constexpr Duration kQuiet = 1s;  // after which a peer that has sent much is taken for one that sends nothing more
 
 /// Receive blocks of the smallest size that are free.
 thread_local std::vector<Slice> spare_inputs;
@@ -122,9 +124,14 @@ std::optional<Slice> NoiseChannel::open_record(MutableBytes sealed) {
 }
 
 Task<Result<bool>> NoiseChannel::read_more() {
-  if (begin_ == end_ && drained_ && read_size_ <= kModestRead) {
-    release_input();
-    co_await raw_->wait_readable();
+  if (begin_ == end_ && drained_) {
+    bool is_quiet = read_size_ <= kModestRead;
+    if (!is_quiet)
+      is_quiet = !co_await within(runtime_, runtime_.after(kQuiet), raw_->wait_readable(), "bytes of a peer");
+    if (is_quiet) {
+      release_input();
+      co_await raw_->wait_readable();
+    }
   }
   std::size_t wanted = 1;
   if (open_ && end_ - begin_ >= kLengthSize) {

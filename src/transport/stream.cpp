@@ -48,11 +48,11 @@ Task<Result<Bytes>> StreamReader::read_exactly(std::size_t size, Deadline deadli
   co_return bytes;
 }
 
-Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit, Deadline deadline) {
+Task<Result<std::optional<std::size_t>>> StreamReader::read_length(std::size_t limit, Deadline deadline) {
   while (!length_) {
     CO_TRY(auto more, co_await fill(deadline));
     if (!more) {
-      if (prefix_.empty()) co_return std::optional<Bytes>();
+      if (prefix_.empty()) co_return std::optional<std::size_t>();
       co_return Error(cohive::Errc::end_of_stream, stream_.peer(), "length prefix");
     }
     prefix_.push_back(buffered_.data()[0]);
@@ -64,9 +64,15 @@ Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit,
     if (length.value > limit)
       co_return Error(cohive::Errc::limit_exceeded, stream_.peer(),
                       "message of " + std::to_string(length.value) + " bytes");
-    length_ = length.value;
+    length_ = static_cast<std::size_t>(length.value);
   }
-  CO_TRY(co_await append_until(message_, *length_, deadline));
+  co_return length_;
+}
+
+Task<Result<std::optional<Bytes>>> StreamReader::read_message(std::size_t limit, Deadline deadline) {
+  CO_TRY(const auto length, co_await read_length(limit, deadline));
+  if (!length) co_return std::optional<Bytes>();
+  CO_TRY(co_await append_until(message_, *length, deadline));
   length_.reset();
   prefix_.clear();
   co_return std::optional<Bytes>(std::exchange(message_, {}));

@@ -15,6 +15,7 @@
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "cohive/core/combine.hpp"
 #include "cohive/core/fork.hpp"
@@ -413,15 +414,16 @@ class TcpNetwork final : public Network {
     address = address.without_peer();
     auto target = socket_address(address);
     if (!target) co_return Error(Errc::address_unsupported, address.text());
-    if (const auto source = from ? socket_address(*from) : std::nullopt) {
+    auto source = from ? socket_address(*from) : std::nullopt;
+    for (;;) {
       auto connection = co_await within(runtime_, deadline, connect(address, *target, source), "connecting");
+      if (connection) co_return connection;
       // The pair of ports may be taken by a connection that still lingers: any port is better than none.
-      if (connection || deadline.passed(runtime_.now())) co_return connection;
+      if (!deadline.passed(runtime_.now()) && std::exchange(source, std::nullopt)) continue;
+      if (connection.error() == cohive::Errc::timeout && !connection.error().system())
+        co_return connection.error().with_context(address.text());
+      co_return connection;
     }
-    auto connection = co_await within(runtime_, deadline, connect(address, *target, std::nullopt), "connecting");
-    if (!connection && connection.error() == cohive::Errc::timeout && !connection.error().system())
-      co_return connection.error().with_context(address.text());
-    co_return connection;
   }
 
  private:

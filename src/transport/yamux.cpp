@@ -313,8 +313,8 @@ std::uint64_t YamuxConnection::receive_quota() const {
   return for_streams(channel_->raw().receive_quota(), kReserve);
 }
 
-/// A connection that ends early, while no stream is open, disturbs no caller. One without keys is carried by others,
-/// which renew theirs.
+/// A connection that ends early, while no stream is open, disturbs no caller. One without keys is a bundle, which moves
+/// on to fresh connections in time (p2p/bundles.hpp).
 bool YamuxConnection::keys_are_worn() const {
   if (!channel_->encrypts()) return false;
   const std::uint64_t most = std::max(channel_->bytes_in(), channel_->bytes_out());

@@ -150,6 +150,8 @@ TEST(HiddenFromOutside, IsWhoAnnouncesOnlyItsOwnNetworkToPeersThatSeeItElsewhere
   EXPECT_TRUE(hidden_from_outside({loopback, home}, router, outside));
   EXPECT_FALSE(hidden_from_outside({home, address("/ip4/9.9.9.9/tcp/1")}, router, outside)) << "the port is forwarded";
   EXPECT_FALSE(hidden_from_outside({home, address("/dns4/example.com/tcp/1")}, router, outside));
+  EXPECT_TRUE(hidden_from_outside({home, address("/ip6/2d00:1::1/tcp/1")}, router, outside)) << "its IPv4 is";
+  EXPECT_FALSE(hidden_from_outside({address("/ip6/fd00::1/tcp/1")}, router, outside)) << "it does not listen there";
   EXPECT_FALSE(hidden_from_outside({home}, home, outside)) << "not translated";
   EXPECT_FALSE(hidden_from_outside({home}, router, address("/ip4/192.168.1.9/tcp/1"))) << "a neighbour says so";
   EXPECT_FALSE(hidden_from_outside({}, router, outside)) << "a client announces nothing";

@@ -65,7 +65,9 @@ struct Bundles : testing::Test {
   Swarm swarm;
   Received received;
 
-  Bundles() { swarm.fabric().set_default_link({.latency = 50ms, .jitter = 5ms, .bandwidth = kRate}); }
+  explicit Bundles(sim::SwarmOptions options = {}) : swarm(options) {
+    swarm.fabric().set_default_link({.latency = 50ms, .jitter = 5ms, .bandwidth = kRate});
+  }
   static HostOptions options(std::size_t most = 4) { return {.max_bundled_connections = most}; }
   /// Two hosts, of which the first has dialled the other.
   std::pair<Host*, Host*> pair(HostOptions first = options(), HostOptions second = options()) {
@@ -239,6 +241,41 @@ TEST_F(Bundles, LeaveAConnectionThatWasDialledForThemToTheirPeers) {
   EXPECT_TRUE(swarm.run(alice->connect(bob->id(), swarm.after(10s))));
   for (int i = 0; i < 3; ++i) seconds(*alice, *bob);
   EXPECT_TRUE(received.in_order);
+}
+
+/// The side that has dialled loses its network, and what it had begun; no byte tells the other side of it.
+TEST_F(Bundles, GiveWayToTheConnectionThatTheirPeerDialsAfterItHasLostThem) {
+  const auto [alice, bob] = pair();
+  ASSERT_TRUE(swarm.run(alice->spread_streams(bob->id())));
+  swarm.pass(5s);
+  swarm.fabric().set_link(Swarm::ip(1), Swarm::ip(2), {.latency = 1h});
+  alice->disconnect(bob->id());
+  swarm.pass(5s);
+  swarm.fabric().set_link(Swarm::ip(1), Swarm::ip(2), {.latency = 50ms, .bandwidth = kRate});
+  ASSERT_TRUE(swarm.run(alice->connect(bob->id(), swarm.after(10s))));
+  swarm.pass(1s);
+  ASSERT_GE(connections(), 2u) << "the old one has not ended";
+  const auto answer = swarm.run(ping(*bob, alice->id(), swarm.after(5s)));
+  EXPECT_TRUE(answer) << answer.error();
+}
+
+struct EncryptedBundles : Bundles {
+  EncryptedBundles() : Bundles({.plaintext = false}) {}
+};
+
+/// A stream carries several times what one connection may, at a rate that calls for no second one.
+TEST_F(EncryptedBundles, MoveOnBeforeTheKeysOfTheirConnectionsAreWorn) {
+  HostOptions short_keys = options();
+  short_keys.transport.max_key_bytes = 4'000'000;
+  short_keys.transport.keepalive_interval = 2s;
+  const auto [alice, bob] = pair(short_keys, short_keys);
+  swarm.fabric().set_default_link({.latency = 50ms, .bandwidth = 200'000});
+  ASSERT_TRUE(swarm.run(alice->spread_streams(bob->id())));
+  seconds(*alice, *bob, 16'000'000);
+  EXPECT_TRUE(received.in_order);
+  EXPECT_EQ(received.streams, 1u);
+  swarm.pass(1min);
+  EXPECT_EQ(connections(), 1u) << "the others have ended";
 }
 
 TEST_F(Bundles, CountTheirBytesOnce) {

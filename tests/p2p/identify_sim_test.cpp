@@ -155,6 +155,20 @@ TEST_F(Identification, GarbageChangesNothing) {
   EXPECT_TRUE(swarm.run(ping(alice, mallory.id(), swarm.after(5s))));
 }
 
+TEST_F(Identification, WhatAPeerHasPushedSoFarIsChargedToIt) {
+  connect();
+  const std::size_t before = alice.memory().held();
+  auto stream = swarm.run(mallory.open_stream(alice.id(), kPush, swarm.after(5s)));
+  ASSERT_TRUE(stream) << stream.error();
+  const Bytes part(8000);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(swarm.run(transport::write_message(**stream, part, swarm.after(5s))));
+  swarm.pass(1s);
+  EXPECT_GE(alice.memory().held(), before + 3 * part.size());
+  (*stream)->reset();
+  swarm.pass(1s);
+  EXPECT_LT(alice.memory().held(), before + part.size());
+}
+
 TEST_F(Identification, APeerThatPushesAllTheTimeIsHeardNowAndThen) {
   connect();
   for (int i = 0; i < 200; ++i) push(agent("number " + std::to_string(i)));  // 20 and more seconds in all
@@ -212,6 +226,23 @@ TEST(SignedRecord, NumbersRiseThoughTheClockIsSetBack) {
   }
   EXPECT_NE(records[0].addresses, records[1].addresses);
   EXPECT_GT(records[1].sequence, records[0].sequence);
+}
+
+/// A machine with many containers has more interfaces than a message has places.
+TEST(OwnAddresses, OfManyAPeerOutsideIsToldThoseThatItCanDial) {
+  Swarm swarm;
+  std::vector<Multiaddr> many;
+  for (std::uint16_t port = 4001; port <= 4020; ++port)
+    many.push_back(Multiaddr::from_ip_tcp("192.168.1.5", port).value());
+  Host& host = swarm.add_host_at("192.168.1.5", {.listen = many, .autonat = false, .observed_confirmations = 1});
+  swarm.fabric().set_nat("192.168.1.5", "8.8.4.1");
+  Host& peer = swarm.add_host_at("8.8.5.9");
+  ASSERT_TRUE(swarm.run(host.connect(address_of(peer), swarm.after(10s))));
+  swarm.pass(1s);
+  const auto record = swarm.run(ask_for_record(peer, host.id()));
+  ASSERT_TRUE(record) << record.error();
+  ASSERT_EQ(record->addresses.size(), 1u);
+  EXPECT_EQ(record->addresses.front().scope(), Multiaddr::Scope::public_);
 }
 
 // ---- Services of which one peer may want too much

@@ -9,12 +9,29 @@ namespace {
 
 using sim::Swarm;
 
+/// A resolver that takes its time.
+class LateNames final : public transport::Resolver {
+ public:
+  LateNames(Runtime& runtime, Duration delay, FewNames::Names names)
+      : runtime_(runtime), delay_(delay), names_(std::move(names)) {}
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
+    co_await runtime_.sleep_for(delay_);
+    co_return co_await names_.resolve(std::move(address), deadline);
+  }
+
+ private:
+  Runtime& runtime_;
+  Duration delay_;
+  FewNames names_;
+};
+
 struct Names : testing::Test {
-  Host& host_with_names(std::map<std::string, std::vector<Multiaddr>> names) {
+  Host& host_with_names(FewNames::Names names) { return host_with(std::make_unique<FewNames>(std::move(names))); }
+  Host& host_with(std::unique_ptr<transport::Resolver> resolver) {
     network = std::make_unique<NotingNetwork>(swarm.fabric().add_machine());
     Connectivity ways;
     ways.transports.push_back(transport::stream_transport(*network));
-    ways.resolver = std::make_unique<FewNames>(std::move(names));
+    ways.resolver = std::move(resolver);
     host = std::make_unique<Host>(swarm.runtime(), std::move(ways), nobody(1000),
                                   HostOptions{.transport = {.plaintext = true}});
     host->start().value();
@@ -75,6 +92,29 @@ TEST_F(Names, ANameThatAStrangerToldDoesNotLeadInside) {
   network->dialled.clear();
   EXPECT_FALSE(swarm.run(alice.connect(nobody(7).peer_id(), swarm.after(30s))));
   EXPECT_TRUE(network->dialled.empty()) << network->dialled.front();
+}
+
+/// Any peer may name a name, and the DHT waits for three seconds only.
+TEST_F(Names, ANameWithoutAnAnswerHoldsUpNoAddressThatIsKnown) {
+  auto& bob = swarm.add_host();
+  auto& alice = host_with(std::make_unique<LateNames>(swarm.runtime(), 1h, FewNames::Names{}));
+  ASSERT_TRUE(swarm.run(alice.connect(address_of(bob), swarm.after(10s))));
+  alice.disconnect(bob.id());
+  swarm.pass(1s);
+  alice.learn_addresses(bob.id(), {parsed("/dns4/black-hole.example/tcp/1")});
+  const auto result = swarm.run(alice.connect_via(bob.id(), {}, swarm.after(1s)));
+  EXPECT_TRUE(result) << result.error();
+}
+
+TEST_F(Names, AnAnswerThatComesAfterAllAddressesHaveFailedIsDialled) {
+  auto& bob = swarm.add_host();
+  auto& alice = host_with(std::make_unique<LateNames>(
+      swarm.runtime(), 5s, FewNames::Names{{"/dns4/bob.example/tcp/4001", {bob.addresses().front()}}}));
+  const auto closed = Multiaddr::from_ip_tcp(bob.addresses().front().tcp_endpoint()->host, 1).value();
+  alice.learn_addresses(bob.id(), {closed, parsed("/dns4/bob.example/tcp/4001")});
+  const auto result = swarm.run(alice.connect(bob.id(), swarm.after(10s)));
+  EXPECT_TRUE(result) << result.error();
+  EXPECT_EQ(network->dialled.size(), 2u);
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ struct Router {
   bool refuses = false;
   std::vector<std::uint16_t> wanted;  // outer ports, of each request
   std::size_t mapped = 0;
+  int moves = 0;                          // of the machine, of which the mapper was told
   std::function<void()> forward = [] {};  // what it does about it
 };
 
@@ -48,6 +49,7 @@ class FakeMapper final : public PortMapper {
     router_.mapped = 0;
     co_return ok();
   }
+  void moved() override { ++router_.moves; }
 
  private:
   Runtime& runtime_;
@@ -224,11 +226,24 @@ TEST_F(PortMappingTest, OnAnotherNetworkAMappingHasEndedUnlessItsRouterMapsThePo
   swarm.pass(1min);
   EXPECT_THAT(host.addresses(), Contains(at("7.7.7.7")));
   EXPECT_THAT(host.addresses(), Not(Contains(at("8.8.4.4"))));
+  EXPECT_EQ(router.moves, 1) << "what it knew about the router may be about another one";
   elsewhere = {at("192.168.44.7")};
   router.refuses = true;
   swarm.pass(1min + 1s);
   EXPECT_EQ(router.wanted.size(), 3U);
   EXPECT_THAT(host.addresses(), Not(Contains(at("7.7.7.7"))));
+}
+
+/// As where IPv6 gets a new prefix, or a VPN begins.
+TEST_F(PortMappingTest, PeersThatStayConnectedAreToldOfAnAddressThatTheMachineGets) {
+  Host& host = home({.nat_port_map = false});
+  Host& hub = swarm.add_host_at("9.1.1.1");
+  ASSERT_TRUE(swarm.run(host.connect(address_of(hub), swarm.after(5s))));
+  swarm.pass(1s);
+  elsewhere = {at("192.168.1.5"), at("2d00:7::1")};
+  swarm.pass(1min);
+  EXPECT_TRUE(hub.connected(host.id()));
+  EXPECT_THAT(hub.peer(host.id())->addresses, Contains(at("2d00:7::1")));
 }
 
 TEST_F(PortMappingTest, AnotherProtocolIsTriedWhenOneFails) {

@@ -402,6 +402,26 @@ TEST_F(Reaching, AFailureTakesAsLongAsTheLongestDial) {
   EXPECT_LT(swarm.runtime().now() - start, 6s);
 }
 
+TEST_F(Reaching, FewAddressesOfARequestAreDialledAtATime) {
+  const auto machine = swarm.fabric().add_machine("9.1.9.9");
+  NotingNetwork noting(*machine);
+  HostOptions options{.listen = {parsed("/ip4/9.1.9.9/tcp/4001")}};
+  options.transport.plaintext = true;
+  Host server(noting, nobody(1), options);
+  server.start().value();
+  Host& asker = behind_nat(false, "8.8.4.4", {.autonat = false});
+  join(asker, server);
+  swarm.pass(1s);
+  std::vector<Multiaddr> ports;
+  for (int port = 1; port <= 15; ++port) ports.push_back(parsed("/ip4/8.8.4.4/tcp/" + std::to_string(port)));
+  const auto answer = ask(asker, server, ports);
+  ASSERT_TRUE(answer) << answer.error();
+  EXPECT_EQ(answer->status, AutoNat::E_DIAL_ERROR);
+  const auto dials =
+      std::ranges::count_if(noting.dialled, [](const auto& one) { return one.find("/8.8.4.4/") != one.npos; });
+  EXPECT_EQ(dials, 4) << "all the time went into them";
+}
+
 TEST_F(Reaching, RequestsThatMakeNoSenseAreAnsweredSo) {
   Host& server = outside(1);
   Host& asker = outside(2, {.autonat = false});

@@ -58,6 +58,29 @@ TEST_F(Relay, ATranslatedHostKeepsItsRelaysWhateverDialBacksSay) {
   EXPECT_EQ(home.relays().size(), 1U);
 }
 
+/// The dial-back that reaches it comes over IPv6, and says nothing about the address of its router.
+TEST_F(Relay, AHostWhoseIpv4IsTranslatedKeepsItsRelaysThoughItsIpv6IsOpen) {
+  Host& relay = swarm.add_host_at(
+      "3.0.0.1", {.force_reachability = Reachability::public_, .relay_service = RelayServiceOptions{}}, "2d00:1::1");
+  swarm.fabric().set_nat("192.168.8.1", "5.6.8.1");
+  Host& home = swarm.add_host_at("192.168.8.1", {}, "2d00:2::1");
+  home.set_handler(kEcho, echo_whole);
+  const Multiaddr over_ip6 = parsed("/ip6/2d00:1::1/tcp/4001").with_peer(relay.id());
+  ASSERT_TRUE(swarm.run(home.bootstrap({over_ip6}, swarm.after(10s))));
+  for (int network = 1; network <= 4; ++network) {
+    Host& observer = swarm.add_host_at("9." + std::to_string(network) + ".1.1", {.autonat = false});
+    ASSERT_TRUE(swarm.run(home.connect(address_of(observer), swarm.after(10s))));
+  }
+  swarm.pass(1min);
+  EXPECT_EQ(home.reachability(), Reachability::public_);
+  EXPECT_THAT(home.addresses(), testing::Contains(parsed("/ip4/5.6.8.1/tcp/4001")));
+  EXPECT_EQ(home.relays().size(), 1U);
+  Host& old = swarm.add_host_at("4.0.0.1");
+  const Multiaddr over_ip4 = parsed("/ip4/3.0.0.1/tcp/4001").with_peer(relay.id());
+  ASSERT_TRUE(swarm.run(old.bootstrap({over_ip4}, swarm.after(10s))));
+  EXPECT_TRUE(swarm.run(call(old, home.id(), 1000)));
+}
+
 TEST_F(Relay, ConnectedPeersThatRelayAreFoundWithoutNamingThem) {
   Host& relay = add_relay("3.0.0.1");
   Host& hidden = add_hidden({});
@@ -334,6 +357,24 @@ TEST_F(Relay, AUsedCircuitIsFollowedByAnotherThatCarriesMore) {
   EXPECT_EQ(too_much.error(), cohive::Errc::limit_exceeded);
   EXPECT_THAT(too_much.error().message(), testing::HasSubstr("1000000 are to be sent"));
   EXPECT_LT(swarm.runtime().now() - begun, 2s);
+}
+
+TEST_F(Relay, AnotherCircuitLeavesTheOnlyPlaceForDialsToThatOfItsRelay) {
+  punching = false;
+  const RelayServiceOptions one_circuit{.circuit = {.duration = 30min, .bytes = 128 * 1024},
+                                        .max_circuits_per_peer = 1};
+  Host& first = add_relay("3.0.0.1", one_circuit);
+  Host& second = add_relay("3.0.0.2", one_circuit);
+  Host& hidden = add_hidden({&first, &second});
+  Host& dialler = swarm.add_host_at("4.0.0.1", {.max_dials = 1, .hole_punching = false});
+  swarm.pass(5s);
+  ASSERT_EQ(hidden.relays().size(), 2U);
+  ASSERT_TRUE(swarm.run(dialler.connect(through(first, hidden), swarm.after(10s))));
+  swarm.pass(1s);  // the hidden peer has named both
+  ASSERT_TRUE(swarm.run(call(dialler, hidden.id(), 80'000)));
+  ASSERT_FALSE(dialler.connected(second.id()));
+  const auto room = swarm.run(dialler.ensure_capacity(hidden.id(), 80'000, Transfer::to_peer, swarm.after(20s)));
+  EXPECT_TRUE(room) << room.error();
 }
 
 TEST_F(Relay, ALargeTransferWaitsForTheDirectConnection) {

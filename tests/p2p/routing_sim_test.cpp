@@ -5,12 +5,26 @@
 #include "cohive/core/signed_record.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "cohive/p2p/metrics.hpp"
+#include "cohive/transport/stream_transport.hpp"
 #include "strangers.hpp"
 
 namespace cohive::p2p {
 namespace {
 
 using sim::Swarm;
+
+/// Names of which no name server knows anything: each question takes all the time that there is.
+class UnansweredNames final : public transport::Resolver {
+ public:
+  explicit UnansweredNames(Runtime& runtime) : runtime_(runtime) {}
+  Task<Result<std::vector<Multiaddr>>> resolve(Multiaddr address, Deadline deadline) override {
+    co_await runtime_.sleep_until(deadline.at());
+    co_return Error(cohive::Errc::timeout, address.text());
+  }
+
+ private:
+  Runtime& runtime_;
+};
 
 struct PeerRouting : testing::Test {
   Swarm swarm;
@@ -162,6 +176,41 @@ TEST_F(PeerRouting, APeerIsFoundThoughALiarNamesWrongAddressesForIt) {
   swarm.fabric().set_link(Swarm::ip(1), Swarm::ip(4), {.latency = 200ms});  // the liar answers first
   swarm.pass(5min);
   EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(60s))));
+}
+
+TEST_F(PeerRouting, ANameWithoutAnAnswerHoldsUpNoAddressThatALookupFinds) {
+  auto& bob = swarm.add_host();
+  auto& referrer = add_liar(swarm, [&bob](const proto::KadMessage& request) {
+    proto::KadMessage reply;
+    reply.set_type(request.type());
+    if (request.key() == bob.id().binary())
+      name(reply, bob.id(), {parsed("/dns4/lost.example/tcp/4001"), bob.addresses().front()});
+    return reply;
+  });
+  const auto machine = swarm.fabric().add_machine();
+  Connectivity ways;
+  ways.transports.push_back(transport::stream_transport(*machine));
+  ways.resolver = std::make_unique<UnansweredNames>(swarm.runtime());
+  Host alice(swarm.runtime(), std::move(ways), nobody(1), {.transport = {.plaintext = true}});
+  alice.start().value();
+  ASSERT_TRUE(swarm.run(alice.connect(address_of(referrer), swarm.after(10s))));
+  swarm.pass(1s);
+  const TimePoint began = swarm.runtime().now();
+  EXPECT_TRUE(swarm.run(alice.connect(bob.id(), swarm.after(30s))));
+  EXPECT_LE(swarm.runtime().now() - began, 2s);
+}
+
+TEST_F(PeerRouting, ALookupWithoutAnEndSaysWhomItWasFor) {
+  auto& hub = swarm.add_host();
+  auto& bob = join(hub);
+  swarm.pass(5s);
+  swarm.fabric().partition({Swarm::ip(1)}, {Swarm::ip(2)});
+  const PeerId ghost = nobody(1).peer_id();
+  const auto found = swarm.run(bob.find_peer(ghost, swarm.after(2s)));
+  ASSERT_FALSE(found);
+  EXPECT_EQ(found.error(), cohive::Errc::timeout);
+  ASSERT_TRUE(found.error().peer());
+  EXPECT_EQ(*found.error().peer(), ghost);
 }
 
 TEST_F(PeerRouting, CallersWhoLookForOnePeerShareTheLookup) {

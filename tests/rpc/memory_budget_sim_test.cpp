@@ -46,6 +46,26 @@ struct SharedMemory : ::testing::Test {
     while (call)
       if (!co_await (*call)->send(as_bytes(record), Deadline::never())) break;
   }
+  /// Sends a request to peer routing without its last byte.
+  static Task<void> ask_in_part(p2p::Host& host, PeerId node, std::size_t size, std::size_t& ended) {
+    auto stream = co_await host.open_stream(node, "/ipfs/kad/1.0.0", host.runtime().after(10s));
+    if (!stream) co_return;
+    std::string request;
+    append_varint(request, size);
+    request.append(size - 1, 'x');
+    (void)co_await (*stream)->write(as_bytes(request), host.runtime().after(10s));
+    const auto answer = co_await (*stream)->read(Deadline::never());
+    ended += !answer || answer->empty();
+  }
+  /// Eight peers send thirty each.
+  void ask_much_in_part(std::size_t size) {
+    for (int i = 0; i < 8; ++i) {
+      auto& greedy = add_peer();
+      swarm.pass(1s);  // its own questions are answered
+      for (int k = 0; k < 30; ++k) hostilities.spawn(ask_in_part(greedy, node.id(), size, ended));
+    }
+    swarm.pass(10s);
+  }
   bool served(p2p::Host& host) {
     return swarm.run(call_unary(host, node.id(), "Test.rpc_big", "x", swarm.after(30s))).has_value();
   }
@@ -53,6 +73,7 @@ struct SharedMemory : ::testing::Test {
   sim::Swarm swarm{{.seed = 5}};
   p2p::Host& node = swarm.add_host({.memory_budget = kBudget});
   Server server{node};
+  std::size_t ended = 0;  // streams of ask_in_part()
   TaskGroup hostilities{swarm.runtime()};
 };
 
@@ -86,6 +107,21 @@ TEST_F(SharedMemory, RequestsThatNobodyReadsKeepWithinOneBudget) {
   EXPECT_TRUE(served(honest));
   hostilities.cancel();
   swarm.pass(2min);
+  EXPECT_LE(node.memory().held(), 16u << 10) << "what peers say of themselves";
+}
+
+TEST_F(SharedMemory, RequestsToPeerRoutingAreChargedBeforeAllOfThemHasCome) {
+  ask_much_in_part(4'000);
+  EXPECT_EQ(ended, 0u);
+  EXPECT_GE(node.memory().held(), 240u * 8'000) << "the streams, and as much for what has come on them";
+  hostilities.cancel();
+  swarm.pass(2min);
+  EXPECT_LE(node.memory().held(), 16u << 10) << "what peers say of themselves";
+}
+
+TEST_F(SharedMemory, RequestsToPeerRoutingThatNoPeerNeedsAreNotRead) {
+  ask_much_in_part((64u << 10) - 1);
+  EXPECT_EQ(ended, 240u);
   EXPECT_LE(node.memory().held(), 16u << 10) << "what peers say of themselves";
 }
 

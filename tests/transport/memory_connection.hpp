@@ -16,6 +16,7 @@ struct MemoryPipe {
   bool closed = false;
   bool stalled = false;  // the network takes no more bytes
   int let_through = 0;   // but so many writes
+  std::size_t room = 0;  // bytes of memory that a read waits with
   Condition changed;
 };
 
@@ -30,13 +31,19 @@ class MemoryConnection final : public RawConnection {
     while (in->bytes.empty()) {
       if (closed_) co_return Error(cohive::Errc::closed, "memory");
       if (in->closed) co_return std::size_t{0};
+      in->room = into.size();
       co_await in->changed.wait();
+      in->room = 0;
     }
     const std::size_t count = std::min(into.size(), in->bytes.size());
     const auto end = in->bytes.begin() + static_cast<std::ptrdiff_t>(count);
     std::copy(in->bytes.begin(), end, into.begin());
     in->bytes.erase(in->bytes.begin(), end);
     co_return count;
+  }
+  Task<void> wait_readable() override {
+    const auto in = in_;
+    while (in->bytes.empty() && !in->closed) co_await in->changed.wait();
   }
   Task<Result<>> write_all(std::span<const ByteView> buffers) override {
     const auto out = out_;
@@ -92,6 +99,8 @@ class Wire {
     return all;
   }
   bool closed_by_us() const { return from_us_->closed; }
+  /// Bytes of memory with which the code under test waits for more.
+  std::size_t room_of_the_waiting_read() const { return to_us_->room; }
   void stall(bool stalled) {
     from_us_->stalled = stalled;
     from_us_->changed.notify_all();

@@ -168,6 +168,29 @@ TEST_F(Records, SlicesStayIntactWhileMoreArrives) {
     EXPECT_EQ(to_string(kept[i].view()), std::string(50'000, static_cast<char>('a' + i % 26))) << i;
 }
 
+/// A slice that was handed out shares its block with the channel for as long as the channel keeps that.
+TEST_F(Records, NoBlockIsKeptForAPeerThatHasFallenSilent) {
+  for (int i = 0; i < 8; ++i) {
+    near_.send(sealed(std::string(60'000, 'x')));
+    ASSERT_TRUE(receive());
+  }
+  near_.send(sealed(std::string(40'000, 'y')));
+  const Slice last = receive().value();
+  std::string heard;
+  TaskGroup group(runtime_);
+  group.spawn([](NoiseChannel& channel, std::string& out) -> Task<void> {
+    if (const auto next = co_await channel.receive()) out = to_string(next->view());
+  }(receiver_, heard));
+  runtime_.run_for(500ms);
+  EXPECT_FALSE(last.unique()) << "more may come at any moment";
+  runtime_.run_for(2s);
+  EXPECT_TRUE(last.unique());
+  EXPECT_EQ(near_.room_of_the_waiting_read(), 0u) << "nor is there another one";
+  near_.send(sealed("more"));
+  runtime_.run_ready();
+  EXPECT_EQ(heard, "more");
+}
+
 TEST_F(Records, SenderThatNeverPausesLeavesOthersTheirTurn) {
   for (int i = 0; i < 40; ++i) near_.send(sealed(std::string(60'000, 'x')));
   int turns = 0;

@@ -1,8 +1,12 @@
 // Real sockets on the loopback interface.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "cohive/core/combine.hpp"
+#include "cohive/core/on_exit.hpp"
 #include "cohive/core/sync.hpp"
 #include "cohive/transport/errors.hpp"
 #include "cohive/transport/resolver.hpp"
@@ -156,6 +160,30 @@ TEST_F(Tcp, AnAddressWithoutAWayToItIsUnreachable) {
   ASSERT_FALSE(reserved);
   EXPECT_TRUE(reserved.error() == Errc::unreachable || reserved.error() == Errc::dial_failed) << reserved.error();
   EXPECT_TRUE(reserved.error().system()) << "whatever the system says is kept";
+}
+
+/// Of a listener that takes no connection out of its short queue, dials hang once the queue is full.
+TEST_F(Tcp, ADialThatTimesOutNamesTheAddress) {
+  const int silent = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const auto closed = on_exit([silent] { ::close(silent); });
+  sockaddr_in bound{};
+  bound.sin_family = AF_INET;
+  bound.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof bound;
+  ASSERT_EQ(::bind(silent, reinterpret_cast<sockaddr*>(&bound), size), 0);
+  ASSERT_EQ(::listen(silent, 0), 0);
+  ASSERT_EQ(::getsockname(silent, reinterpret_cast<sockaddr*>(&bound), &size), 0);
+  const auto where = Multiaddr::from_ip_tcp("127.0.0.1", ntohs(bound.sin_port)).value();
+  const auto ours = listen();
+  std::vector<RawPtr> queued;
+  for (const auto& from : {std::optional<Multiaddr>(), std::optional(ours->address())}) {
+    auto late = runtime_->run(network_->dial(where, from, runtime_->after(200ms)));
+    for (; late && queued.size() < 100; late = runtime_->run(network_->dial(where, from, runtime_->after(200ms))))
+      queued.push_back(std::move(*late));
+    ASSERT_FALSE(late);
+    EXPECT_EQ(late.error(), cohive::Errc::timeout);
+    EXPECT_NE(late.error().message().find(where.text()), std::string::npos) << late.error();
+  }
 }
 
 TEST_F(Tcp, PeerIdInTheAddressIsIgnored) {

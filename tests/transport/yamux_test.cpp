@@ -540,7 +540,8 @@ TEST_F(Yamux, AConnectionWhoseKeysAreHalfWornEndsWhenNoStreamIsOpen) {
   EXPECT_EQ(connection_->close_reason(), cohive::Errc::closed);
 }
 
-/// The connections that carry a bundle renew their keys by themselves.
+/// A bundle has no keys of its own, and moves on before those of the connections that carry it are worn:
+/// p2p/bundles.hpp.
 TEST_F(Yamux, AConnectionWithoutKeysGoesOnHoweverMuchItCarries) {
   start(Role::responder, kShortKeys);
   send(kPing, kAck, 0, 1);

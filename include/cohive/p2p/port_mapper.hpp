@@ -44,6 +44,9 @@ class PortMapper {
   virtual Task<Result<PortMapping>> map(std::uint16_t inside, std::uint16_t wanted, Duration lifetime) = 0;
   /// Asks the router to forget a mapping. Errors: as those of map().
   virtual Task<Result<>> unmap(PortMapping mapping) = 0;
+  /// The machine has other addresses than before, perhaps in another network: what was found out about routers, and by
+  /// which address they know this machine, is to be found out anew.
+  virtual void moved() {}
 };
 
 /// Ways to ask, best first.

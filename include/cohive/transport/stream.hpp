@@ -105,6 +105,9 @@ class StreamReader {
   /// Memory grows with received bytes, not with the announced length. nullopt: clean end before a message. After a
   /// timeout it goes on where it was.
   Task<Result<std::optional<Bytes>>> read_message(std::size_t limit, Deadline deadline);
+  /// Reads the length of the next message alone, with the errors of read_message(), which then goes on: so its memory
+  /// can be charged before it is taken.
+  Task<Result<std::optional<std::size_t>>> read_length(std::size_t limit, Deadline deadline);
   /// True at a clean end of the stream with nothing left.
   Task<Result<bool>> at_end(Deadline deadline);
 
@@ -114,8 +117,8 @@ class StreamReader {
   Task<Result<>> append_until(Bytes& bytes, std::size_t size, Deadline deadline);
   Stream& stream_;
   Slice buffered_;
-  Bytes prefix_, message_;               // of the message that is being read
-  std::optional<std::uint64_t> length_;  // the same
+  Bytes prefix_, message_;             // of the message that is being read
+  std::optional<std::size_t> length_;  // the same
 };
 
 /// Writes a varint-length-prefixed message.

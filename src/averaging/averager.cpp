@@ -397,7 +397,9 @@ void Averager::Impl::name_stragglers(const Group& group, const std::vector<PeerI
 Result<> Averager::Impl::hear_leaving(const PeerId& peer, ByteView record) {
   const std::string group_id = to_string(record);
   if (group_id.size() > kMaxGroupId) return Error(cohive::Errc::malformed, peer, "a group that is left");
-  log::info("averaging", "{} {}", peer, group_id.empty() ? "averages no more" : "gives up its round");
+  const auto partners = finder->partners();  // anybody may say so, and a line for each would fill the log
+  if (std::ranges::find(partners, peer) != partners.end())
+    log::info("averaging", "{} {}", peer, group_id.empty() ? "averages no more" : "gives up its round");
   if (group_id.empty()) finder->peer_left(peer);
   rounds.member_left(peer, group_id);
   return ok();

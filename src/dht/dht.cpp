@@ -171,16 +171,20 @@ Task<std::optional<std::vector<Finding>>> Dht::Impl::ask(Contact contact, std::v
   co_return std::move(*findings);
 }
 
+Task<std::optional<std::vector<TraversalStep>>> Dht::Impl::ask_for_nodes(Contact contact, std::vector<DhtId> keys) {
+  auto findings = co_await ask(std::move(contact), std::move(keys));
+  if (!findings) co_return std::nullopt;
+  std::vector<TraversalStep> steps;
+  for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false, finding.node});
+  co_return steps;
+}
+
 Task<std::unordered_map<DhtId, Explored>> Dht::Impl::explore(std::vector<DhtId> keys, std::size_t beam,
                                                              Deadline deadline, bool watchful) {
   struct Exploring final : Traversal::Guide {
     explicit Exploring(Impl& impl) : self(impl) {}
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
-      auto findings = co_await self.ask(contact, std::move(queries));
-      if (!findings) co_return std::nullopt;
-      std::vector<TraversalStep> steps;
-      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false, finding.node});
-      co_return steps;
+      return self.ask_for_nodes(std::move(contact), std::move(queries));
     }
     void found(const DhtId& query, std::vector<NodeEntry> nodes, SearchCost cost) override {
       results[query] = {std::move(nodes), cost.crowded};

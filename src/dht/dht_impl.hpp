@@ -106,6 +106,8 @@ struct Dht::Impl {
   std::optional<std::uint64_t> block_of(const PeerId& peer) const;
   /// Asks one node on behalf of a search, minding the blacklist.
   Task<std::optional<std::vector<Finding>>> ask(Contact contact, std::vector<DhtId> keys, Draw draw = {});
+  /// Asks as ask() does, for a search that wants the nodes near its keys and no records.
+  Task<std::optional<std::vector<TraversalStep>>> ask_for_nodes(Contact contact, std::vector<DhtId> keys);
 
   // rejoining.cpp
   Task<void> stay_joined();

@@ -79,7 +79,9 @@ Task<std::vector<Result<GetResult>>> Dht::Impl::get_many(std::vector<Key> keys, 
       }
     }
     by_index.push_back(lookup);
+    if (by_index.size() % kQueriesPerTurn == 0) co_await runtime.yield();
   }
+  if (closed) co_return results;
   const bool searched = !to_search.empty() || !joined.empty();
   if (sharing) {
     if (!to_search.empty()) co_await look_up_shared(std::move(to_search), deadline);

@@ -160,14 +160,18 @@ bool Dictionary::has_expired(double now) const {
 }
 
 void Dictionary::drop_expired(double now) {
+  std::size_t dropped = 0;
   if (index_) {
-    const auto& by_expiration = index_->by_expiration;
-    while (!by_expiration.empty() && by_expiration.begin()->first < now) erase(*by_expiration.begin()->second.identity);
+    for (; dropped < kMaxDropsAtOnce && has_expired(now); ++dropped)
+      erase(*index_->by_expiration.begin()->second.identity);
     return;
   }
-  for (auto at = entries_.begin(); at != entries_.end();) {
+  for (auto at = entries_.begin(); at != entries_.end() && dropped < kMaxDropsAtOnce;) {
     const auto next = std::next(at);
-    if (at->second.expiration < now) erase(at->first);
+    if (at->second.expiration < now) {
+      erase(at->first);
+      ++dropped;
+    }
     at = next;
   }
 }

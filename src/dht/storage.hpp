@@ -59,6 +59,7 @@ class Dictionary {
   /// Whether put would accept.
   bool would_accept(const std::string& identity, double expiration) const;
   bool contains(const Subkey& subkey) const { return entries_.contains(subkey.identity); }
+  /// Drops so many at most that one call stays short: readers pass over those that are left.
   void drop_expired(double now);
   bool has_expired(double now) const;
   /// Drops entries of the largest sender until the bounds hold.

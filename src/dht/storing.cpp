@@ -132,11 +132,7 @@ Task<void> Dht::Impl::search_and_store(std::vector<StorePlan>& plans, Deadline d
   struct Storing final : Traversal::Guide {
     explicit Storing(Impl& impl) : self(impl), sending(impl.runtime, "dht store") {}
     Task<std::optional<std::vector<TraversalStep>>> ask(Contact contact, std::vector<DhtId> queries) override {
-      auto findings = co_await self.ask(contact, std::move(queries));
-      if (!findings) co_return std::nullopt;
-      std::vector<TraversalStep> steps;
-      for (auto& finding : *findings) steps.push_back({std::move(finding.nearest), false, finding.node});
-      co_return steps;
+      return self.ask_for_nodes(std::move(contact), std::move(queries));
     }
     void found(const DhtId& query, std::vector<NodeEntry> nearest, SearchCost cost) override {
       StorePlan& plan = *wanted.at(query);

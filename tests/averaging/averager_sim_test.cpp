@@ -357,6 +357,14 @@ TEST_F(Averaging, AScheduledRoundCanBeMoved) {
   EXPECT_GE(swarm.runtime().wall_time(), later);
 }
 
+TEST_F(Averaging, ATimeThatIsNoNumberIsNone) {
+  for (int i = 0; i < 2; ++i) add(quick());
+  auto rounds = begin_all();
+  for (auto& round : rounds) round.trigger();
+  for (auto& round : rounds) round.reschedule(NAN);
+  for (auto& round : rounds) ASSERT_TRUE(swarm.run(round.result()));
+}
+
 TEST_F(Averaging, AnImpossibleWeightIsAnErrorAndHarmsNobody) {
   for (int i = 0; i < 2; ++i) add(quick());
   RoundOptions once;

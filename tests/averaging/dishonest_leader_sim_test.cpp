@@ -4,6 +4,7 @@
 #include "averaging/averaging_fixture.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "cohive/rpc/rpc.hpp"
 #include "dht/numbered_peers.hpp"
 
 namespace cohive::averaging {
@@ -99,6 +100,30 @@ TEST_F(Averaging, ALeaderThatAnnouncesWhatAMemberDidNotAskForHasNoGroup) {
   (void)swarm.run(dht.store("test.0b", msgpack::Value::bin(dht.host().id().bytes()), true, dht.now() + 1.5));
   EXPECT_FALSE(swarm.run(peer.averager->step({.timeout = 5s})));
   EXPECT_EQ(announced, 1);
+}
+
+/// Ids of groups tell the streams of their members apart: by a short one, streams of any group are taken for its own.
+TEST_F(Averaging, ALeaderWhoseGroupHasAShortIdHasNoGroup) {
+  has_hostile_peers = true;
+  Peer& peer = add(quick());
+  Dht& dht = *join().dht;
+  rpc::Server server(dht.host());
+  int announced = 0;
+  server.add_streaming("test::DecentralizedAverager.rpc_join_group", [&](rpc::ServerStream& stream) {
+    return [](Dht& leader, rpc::ServerStream& joining, int& times) -> Task<Result<>> {
+      CO_TRY(auto joiner, co_await accept_joiner(leader, joining, "s"));
+      joiner.begin.add_gathered(encode_gathered({}));
+      joiner.begin.add_ordered_peer_ids(joining.peer().binary());
+      joiner.begin.add_gathered(joiner.request.gather());
+      ++times;
+      co_return co_await joining.send(as_bytes(joiner.begin.SerializeAsString()), leader.runtime().after(5s));
+    }(dht, stream, announced);
+  });
+  (void)swarm.run(dht.store("test.0b", msgpack::Value::bin(dht.host().id().bytes()), true, dht.now() + 1.5));
+  Round round = peer.averager->begin({.timeout = 10s});
+  while (announced == 0) swarm.pass(100ms);
+  swarm.pass(1s);
+  EXPECT_EQ(round.stage(), Round::Stage::looking_for_group);
 }
 
 TEST_F(Averaging, ALeaderThatForgesIsAskedOnceByEachMemberForAWhile) {

@@ -56,6 +56,34 @@ TEST_F(RunWithMembers, MembersAverageAndOneInClientModeIsAmongThem) {
   EXPECT_NEAR(peers[2]->a[0], 1, 1e-5);
 }
 
+/// The part of the empty tensor falls to the first member of the group, which may be a client.
+TEST_F(RunWithMembers, AFirstTensorWithoutElementsHoldsNobodyUpWhereClientsTakePart) {
+  auto options = quick();
+  options.prefix = "test";
+  for (int i = 0; i < 4; ++i) {
+    options.mode = i == 0 ? PeerMode::node : PeerMode::client;
+    Peer& peer = join(options.mode == PeerMode::client);
+    peer.b.assign(1000, static_cast<float>(i));
+    peer.averager =
+        std::make_unique<Averager>(*peer.dht, std::vector<AveragedTensor>{{peer.a, {0}}, {peer.b, {1000}}}, options);
+    peer.averager->start();
+  }
+  bool client_first = false;
+  for (int round = 0; round < 4; ++round) {
+    for (const auto& result : step_all(same())) {
+      ASSERT_TRUE(result) << result.error();
+      ASSERT_EQ(result->group.size(), 4u);
+      EXPECT_EQ(result->parts_failed, 0u);
+      EXPECT_TRUE(result->lost_senders.empty());
+      EXPECT_TRUE(result->stragglers.empty());
+      EXPECT_LT(result->allreduce, options.sender_timeout);
+      client_first |= result->group[0].mode == PeerMode::client;
+    }
+  }
+  EXPECT_TRUE(client_first) << "else this test shows nothing";
+  for (auto& peer : peers) EXPECT_NEAR(peer->b[0], 1.5f, 1e-5f);
+}
+
 class Stranger : public RunWithMembers, public ::testing::WithParamInterface<bool> {};
 
 TEST_P(Stranger, GetsNoGroupAndNoStateAndStoresNothing) {

@@ -146,6 +146,32 @@ TEST_F(OneAverage, WhatMembersOweIsSentWithTheNextRound) {
   EXPECT_LT(off, 0.05) << "a twenty-sixth of the largest value; in one round 4 bits are off by twice that";
 }
 
+/// The first parts have been added up; the next one has to wait for a member that has sent nothing yet.
+TEST_F(OneAverage, PartsThatWaitToBeAddedCountAsFilledByTheirSender) {
+  constexpr std::size_t kPart = 1 << 16, kOpenParts = 4;
+  auto options = asking(Codec::none);
+  options.part_size_bytes = kPart * sizeof(float);
+  options.sender_timeout = 30s;
+  options.reducer_timeout = 60s;
+  options.allreduce_timeout = 120s;
+  add(options, kPart * (kOpenParts + 1));
+  options.mode = PeerMode::client;
+  for (int i = 0; i < 2; ++i) add(options, kPart * (kOpenParts + 1));
+  auto rounds = begin_all();
+  for (auto& round : rounds)
+    while (round.stage() == Round::Stage::looking_for_group) swarm.pass(10ms);
+  const MemoryBudget& memory = peers[0]->dht->host().memory();
+  const std::size_t before = memory.held();
+  for (std::size_t i = 0; i < 2; ++i) rounds[i].trigger();
+  swarm.pass(3s);
+  EXPECT_GE(memory.held(), kPart * sizeof(float));
+  EXPECT_LT(memory.held(), before + 2 * kPart * sizeof(float)) << "those that were added are kept by nobody";
+  rounds[2].trigger();
+  for (auto& round : rounds) ASSERT_TRUE(swarm.run(round.result()));
+  swarm.pass(3s);
+  EXPECT_LT(memory.held(), before + kPart * sizeof(float));
+}
+
 TEST_F(OneAverage, OfAReducerThatDiesIsHeldByAllThatHaveIt) {
   const auto options = asking(Codec::float16, Codec::block4);
   for (int i = 0; i < 4; ++i) add(options, 60'000);

@@ -166,5 +166,19 @@ TEST(PartMathLimits, PartsOfAnotherSizeAreRefused) {
   EXPECT_FALSE(encoded_part(message, {}, 5)) << "no such codec";
 }
 
+/// Whatever is in a record stays in memory with the values.
+TEST(PartMathLimits, RecordsThatAreLargerThanTheirValuesNeedAreRefused) {
+  const auto taken = [](std::size_t buffer, std::size_t around) {
+    const Slice record = Slice::copy_of(Bytes(buffer + around));
+    PartMessage message;
+    message.tensor = TensorView{record.view().first(buffer), {1000}, "float32", 0};
+    return encoded_part(message, record, 1000);
+  };
+  EXPECT_TRUE(taken(4000, 8000)) << "keys of RSA sign with that much";
+  EXPECT_TRUE(taken(8000, 100)) << "of float64";
+  EXPECT_EQ(taken(4000, 10'000).error(), Errc::bad_partition);
+  EXPECT_EQ(taken(1 << 20, 100).error(), Errc::bad_partition);
+}
+
 }  // namespace
 }  // namespace cohive::averaging

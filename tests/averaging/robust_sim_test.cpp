@@ -192,6 +192,39 @@ TEST_F(Averaging, WhereContributionsAreClippedAnAverageFarBeyondThemIsNotUsed) {
   }
 }
 
+/// Zeros say nothing about how long an average may be; what a member sends otherwise does.
+class ZerosWhereContributionsAreClipped : public Averaging {
+ protected:
+  /// One member that reduces everything, and four others, the first of them without anything in its second tensor.
+  void form(const Aggregation& of_the_reducer, float value_of_the_reducer) {
+    auto options = quick();
+    options.aggregation = of_the_reducer;
+    add(options);
+    options.aggregation = ClippedMean();
+    options.mode = PeerMode::client;
+    for (int i = 0; i < 4; ++i) add(options);
+    for (std::size_t i = 0; i < 5; ++i)
+      for (auto* tensor : {&peers[i]->a, &peers[i]->b}) std::ranges::fill(*tensor, i == 0 ? value_of_the_reducer : 1);
+    std::ranges::fill(peers[1]->b, 0.0f);
+    const auto results = step_all(same());
+    for (std::size_t i = 1; i < 5; ++i) {
+      ASSERT_TRUE(results[i]) << results[i].error();
+      ASSERT_EQ(results[i]->group.size(), 5u);
+    }
+  }
+};
+
+TEST_F(ZerosWhereContributionsAreClipped, AreNotAveragedToAnythingByALiar) {
+  form(Mean(), 1e6f);
+  for (float value : peers[1]->a) ASSERT_EQ(value, 1);
+  for (float value : peers[1]->b) ASSERT_EQ(value, 0);
+}
+
+TEST_F(ZerosWhereContributionsAreClipped, TakeTheAverageOfAnHonestReducer) {
+  form(ClippedMean(), 1);
+  for (float value : peers[1]->b) ASSERT_NEAR(value, 0.8f, 1e-5);
+}
+
 /// A first part of 128 values with something that is not finite in it.
 struct BadPart {
   codec::Codec codec;

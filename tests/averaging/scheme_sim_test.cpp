@@ -265,6 +265,54 @@ TEST_F(EarlyStreams, OfTheGreediestPeerMakeRoomForTheOthers) {
   swarm.pass(1s);
 }
 
+/// An attacker has any number of identities, but few networks.
+TEST_F(EarlyStreams, OfStrangersThatFillAllPlacesMakeRoomForThoseOfOthers) {
+  for (int i = 0; i < 4; ++i) add(quick());
+  Rounds rounds(peers[0]->dht->host(), {.streams_of_a_peer = 8, .streams = 6});
+  rpc::Server server(peers[0]->dht->host());
+  peers[0]->averager.reset();
+  server.add_streaming("test::DecentralizedAverager.rpc_aggregate_part",
+                       [&rounds](rpc::ServerStream& stream) { return rounds.serve(stream); });
+  const Rounds::Search search(rounds);
+  const std::string id(20, 'g');
+  const auto refused = [this] {
+    return std::ranges::count_if(answers, [](const auto& one) { return one->has_value(); });
+  };
+  const auto flood = [&] {
+    for (int i = 0; i < 6; ++i) send(2 + static_cast<std::size_t>(i) % 2, 0, "no group " + std::to_string(i));
+    swarm.pass(1s);
+  };
+  flood();
+  EXPECT_EQ(refused(), 0);
+  auto& member = send(1, 0, id);
+  swarm.pass(1s);
+  EXPECT_FALSE(member);
+  EXPECT_EQ(refused(), 1) << "of the strangers";
+  flood();
+  EXPECT_FALSE(member);
+  EXPECT_EQ(refused(), 7);
+  auto group = std::make_shared<Group>();
+  group->id = id;
+  group->members = {{.peer = id_of(0)}, {.peer = id_of(1)}};
+  bool waiting = false;
+  senders.spawn([](Rounds& early, bool& flag) -> Task<void> {
+    co_await early.member_waiting(0);
+    flag = true;
+  }(rounds, waiting));
+  swarm.pass(1s);
+  EXPECT_FALSE(waiting);
+  {
+    Rounds::Entry entry(rounds, group);
+    flood();
+    EXPECT_FALSE(member);
+    EXPECT_TRUE(waiting) << "for the trigger of its round";
+  }
+  swarm.pass(1s);
+  EXPECT_EQ(member->code, 16) << "CANCELLED: the round is over";
+  senders.cancel();
+  swarm.pass(1s);
+}
+
 TEST_F(EarlyStreams, CountAgainstTheMemoryBudgetOfTheHost) {
   for (int i = 0; i < 2; ++i) add(quick());
   auto round = peers[0]->averager->begin({.timeout = 8s});

@@ -3,7 +3,14 @@
 #include <random>
 
 #include "averaging/averaging_fixture.hpp"
+#include "averaging/verification/part_ledger.hpp"
+#include "averaging/wire.hpp"
 #include "cohive/averaging/group_finder.hpp"
+#include "cohive/averaging/scheme.hpp"
+#include "cohive/core/try.hpp"
+#include "cohive/proto/averaging.pb.h"
+#include "cohive/rpc/rpc.hpp"
+#include "core/detail/proto_fields.hpp"
 
 namespace cohive::averaging {
 namespace {
@@ -274,6 +281,82 @@ TEST_F(Verified, PeersThatDoNotCheckOrAverageInAnotherWayAreInOtherGroups) {
     EXPECT_EQ(results[i]->group.size(), 2u);
     EXPECT_TRUE(std::ranges::count(results[i]->group, id(i ^ 1), &Member::peer));
   }
+}
+
+// ---- What stays in memory
+
+/// How many bytes a member adds to each of its parts, in a field that nobody reads.
+class PaddedParts : public Verified, public ::testing::WithParamInterface<std::size_t> {
+ protected:
+  /// The scheme of the second peer: signs and sends zeros to the first one, which reduces everything.
+  static Task<Result<>> send_parts(PaddedParts& test, RoundContext& round) {
+    p2p::Host& host = test.peers[1]->dht->host();
+    const Deadline end = round.runtime().after(10s);
+    CO_TRY(auto call, co_await rpc::open_call(host, test.id(0), "test::DecentralizedAverager.rpc_aggregate_part", end));
+    const std::string id = round.group().id + round.group().view;
+    const std::vector<std::size_t> lengths{128, 128, 128, 128, 128, 128, 128, 104, 7};
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+      const std::string bytes(lengths[i] * sizeof(float), '\0');
+      Envelope part = envelope_part(i == 0 ? proto::PART_FOR_AVERAGING : proto::NO_CODE, i == 0 ? id : std::string(),
+                                    bytes.size(), lengths[i], 0, 1);
+      const Commitment commitment{id, test.id(0), i, 1, 0, crypto::sha256(as_bytes(bytes))};
+      append_commitment(part, seal_commitment(host.identity(), commitment));
+      wire_format::put_bytes(part.tail, 2000, std::string(GetParam(), 'x'));
+      const ByteView pieces[] = {as_bytes(part.head), as_bytes(bytes), as_bytes(part.tail)};
+      CO_TRY(co_await call->send_while_moving(pieces, 10s));
+    }
+    CO_TRY(co_await call->finish(end));
+    for (;;) {
+      CO_TRY(const auto answer, co_await call->receive(end));
+      if (!answer) co_return ok();
+    }
+  }
+};
+
+TEST_P(PaddedParts, AreLeftOutOfTheRoundWhereTheyAreMuchLargerThanTheirValues) {
+  const bool much = GetParam() > 1000;
+  has_hostile_peers = much;
+  add(checking(0.5));
+  auto options = checking(0.5);
+  options.mode = PeerMode::client;
+  options.scheme = [this](RoundContext& round) { return send_parts(*this, round); };
+  add(options);
+  const auto results = step_all(same({.allow_retries = false}));
+  ASSERT_TRUE(results[0]) << results[0].error();
+  ASSERT_EQ(results[0]->group.size(), 2u);
+  EXPECT_EQ(results[0]->lost_senders, much ? std::vector{id(1)} : std::vector<PeerId>());
+}
+INSTANTIATE_TEST_SUITE_P(OfManySizes, PaddedParts, ::testing::Values(0, 500, 1 << 20));
+
+TEST_F(Verified, AMemberThatIsSlowToReadWhatItIsShownKeepsThatPartAloneAndNotForLong) {
+  constexpr std::size_t kValues = 2 << 20;
+  for (int i = 0; i < 2; ++i) join();
+  auto group = std::make_shared<Group>();
+  group->members = {{.peer = id(0)}, {.peer = id(1)}};
+  auto log = std::make_shared<AuditLog>(swarm.runtime(), group, std::vector<std::size_t>(2, kValues), 1);
+  std::vector<Slice> records;
+  for (std::size_t part = 0; part < 2; ++part) {
+    const Slice& record = records.emplace_back(Slice::copy_of(Bytes(kValues * sizeof(float))));
+    log->add(part, 0, {1, {codec::Codec::none, codec::DType::float32, record, record.view()}, {}, {}});
+    log->close(part, {0});
+  }
+  rpc::Server server(peers[0]->dht->host());
+  server.add_streaming("test.show", [&log](rpc::ServerStream& stream) { return AuditLog::show(log, stream, 0); });
+  TaskGroup reader(swarm.runtime(), "a member that reads nothing");
+  reader.spawn([](p2p::Host& host, PeerId reducer) -> Task<void> {
+    auto call = co_await rpc::open_call(host, reducer, "test.show", host.runtime().after(5s));
+    EXPECT_TRUE(call && co_await (*call)->finish(host.runtime().after(5s)));
+    co_await host.runtime().sleep_for(1h);
+  }(peers[1]->dht->host(), id(0)));
+  swarm.pass(5s);
+  const std::weak_ptr<AuditLog> kept = log;
+  log->forget();
+  log.reset();
+  EXPECT_TRUE(kept.expired());
+  EXPECT_TRUE(records[1].unique());
+  EXPECT_FALSE(records[0].unique()) << "it is being shown";
+  swarm.pass(150s);
+  EXPECT_TRUE(records[0].unique());
 }
 
 /// A member that dies at the end of a round can show nothing any more; that is no lie.

@@ -265,6 +265,18 @@ TEST(Storage, ManyRecordsThatExpireTogetherGoBitByBit) {
   EXPECT_EQ(storage.size(), 11u);
 }
 
+TEST(Storage, ManyEntriesThatExpireTogetherGoBitByBit) {
+  Storage storage({});
+  for (int i = 0; i < 5000; ++i) storage.store_subkey(kKey, sub(i), "v", 100, 0);
+  storage.store_subkey(kKey, sub("last"), "v", 300, 0);
+  EXPECT_GT(dictionary_at(storage, 200).entries().size(), 3900u) << "of five thousand entries a fifth in one call";
+  storage.store_subkey(kKey, sub("new"), "v", 300, 200);
+  EXPECT_GT(dictionary_at(storage, 200).entries().size(), 1900u);
+  for (int i = 0; i < 2; ++i) (void)storage.get(kKey, 200);
+  EXPECT_EQ(dictionary_at(storage, 200).entries().size(), 2u);
+  EXPECT_LT(storage.memory(), 5000u) << "and nothing is counted that is not there";
+}
+
 TEST(Storage, KeysAreWalkedInPiecesWhileRecordsComeAndGo) {
   Storage storage({});
   for (int i = 0; i < 100; ++i) storage.store(DhtId::of(i), "v", 100 + i / 2, 0);

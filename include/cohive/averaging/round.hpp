@@ -141,7 +141,8 @@ class Round {
   /// Waits until there is a group, or the round has ended without one.
   Task<void> grouped();
 
-  /// Changes the time when the group should form (Unix seconds), while it is being looked for.
+  /// Changes the time when the group should form (Unix seconds), while it is being looked for. The DHT has the time
+  /// since soon after the round has begun: from then on the new one counts where no group has come of that.
   void reschedule(double unix_time);
   /// Changes the number of members that are expected, while the group is being looked for.
   void expect(std::size_t members);

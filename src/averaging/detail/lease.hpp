@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "averaging/detail/part_math.hpp"
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/result.hpp"
 #include "cohive/core/runtime.hpp"
@@ -67,6 +68,13 @@ Task<std::invoke_result_t<Work&>> offload_leased(Runtime& runtime, Work work) {
     return outcome;
   };
   co_return co_await runtime.offload(std::move(leased));
+}
+
+/// As offload_leased where `work` goes through many values; else in place.
+template <class Work>
+Task<std::invoke_result_t<Work&>> work_on_values(Runtime& runtime, std::size_t values, Work work) {
+  if (values <= inline_values()) co_return work();
+  co_return co_await offload_leased(runtime, std::move(work));
 }
 
 }  // namespace cohive::averaging

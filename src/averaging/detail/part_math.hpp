@@ -16,8 +16,8 @@ namespace cohive::averaging {
 /// with the loop, so what takes well under a millisecond stays.
 std::size_t inline_values();
 
-/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements, a codec that
-/// does not exist or that the group has not agreed on.
+/// Takes the tensor out of a received message. Errors: no tensor, unknown dtype, not `length` elements, a record that
+/// is larger than those need, a codec that does not exist or that the group has not agreed on.
 Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::size_t length,
                                  const codec::CodecSet& agreed = {});
 

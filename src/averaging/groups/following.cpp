@@ -18,6 +18,7 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::size_t kMaxRedirections = 8;
+constexpr std::size_t kMinGroupId = 16;    // bytes: nobody guesses one, and none begins another; hivemind's have 20
 constexpr std::size_t kSmallGroup = 256;   // whose bandwidths cost a sixtieth of what those of 1,024 members do
 constexpr std::size_t kTimesExpected = 8;  // a member may know an eighth of its run, and not be off more
 constexpr std::size_t kMaxLeaderFields = 2 * kMaxGroup + kMaxPlainFields;  // ids and gathered data of the members
@@ -174,7 +175,7 @@ Result<Group> Search::group_from(const proto::MessageFromLeader& message, const 
     return bad("size of the group");
   if (expected_members_ > 0 && size > std::max(kSmallGroup, kTimesExpected * expected_members_))
     return Error(cohive::Errc::limit_exceeded, leader, "many more members than the run has");  // as far as we know
-  if (message.group_id().empty() || message.group_id().size() > kMaxGroupId) return bad("group id");
+  if (message.group_id().size() < kMinGroupId || message.group_id().size() > kMaxGroupId) return bad("group id");
   Group group{message.group_id(), {}, leader, codec::CodecSet::from_text(message.codec_extension())};
   group.caps_shares = options_.caps_shares && message.caps_shares();
   const std::string own = encode_gathered(own_);

@@ -51,29 +51,12 @@ Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& re
   return follower;
 }
 
-namespace {
-
-proto::MessageFromLeader begin_of(const GroupAnnouncement& assembled) {
-  proto::MessageFromLeader begin;
-  begin.set_code(proto::BEGIN_ALLREDUCE);
-  begin.set_group_id(assembled.group.id);
-  begin.set_reforms(assembled.reforms);
-  begin.set_caps_shares(assembled.group.caps_shares);
-  begin.set_one_average(assembled.group.one_average);
-  for (const Member& member : assembled.group.members) begin.add_ordered_peer_ids(member.peer.binary());
-  for (const std::string& blob : assembled.gathered) begin.add_gathered(blob);
-  begin.set_codec_extension(assembled.group.agreed_codecs.text());
-  return begin;
-}
-
-}  // namespace
-
-proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader) {
-  if (follower.fate == Follower::Fate::grouped) return begin_of(*follower.group);
+std::shared_ptr<const std::string> final_response(const Follower& follower, const std::optional<PeerId>& other_leader) {
+  if (follower.fate == Follower::Fate::grouped) return {follower.group, &follower.group->message};
   proto::MessageFromLeader last;
   last.set_code(proto::GROUP_DISBANDED);
   if (other_leader) last.set_suggested_leader(other_leader->binary());
-  return last;
+  return std::make_shared<const std::string>(last.SerializeAsString());
 }
 
 std::string view_of(const proto::MessageFromLeader& begin) {
@@ -135,11 +118,20 @@ std::shared_ptr<const GroupAnnouncement> Leadership::assemble(Runtime& runtime, 
     sort_by_hash(members);
   else
     std::shuffle(members.begin(), members.end(), runtime.random());
+  proto::MessageFromLeader begin;
+  begin.set_code(proto::BEGIN_ALLREDUCE);
+  begin.set_group_id(group.id);
+  begin.set_reforms(assembled->reforms);
+  begin.set_caps_shares(group.caps_shares);
+  begin.set_one_average(group.one_average);
+  begin.set_codec_extension(group.agreed_codecs.text());
   for (auto& [member, blob] : members) {
     group.members.push_back(*member);
-    assembled->gathered.push_back(std::move(blob));
+    begin.add_ordered_peer_ids(member->peer.binary());
+    begin.add_gathered(std::move(blob));
   }
-  group.view = view_of(begin_of(*assembled));
+  group.view = view_of(begin);
+  assembled->message = begin.SerializeAsString();
   for (const auto& [peer, follower] : followers_) {
     follower->fate = Follower::Fate::grouped;
     follower->group = assembled;

@@ -20,8 +20,8 @@ inline constexpr std::size_t kMaxGroup = 1024;
 /// A group as its leader announces it.
 struct GroupAnnouncement {
   Group group;
-  std::vector<std::string> gathered;  ///< of the members, as it travels
-  bool reforms = false;               ///< all members remember it
+  bool reforms = false;  ///< all members remember it
+  std::string message;   ///< that tells all followers of it, as it travels: of many members it is long
 };
 
 /// A member asks for these beyond hivemind's protocol. A group has what all of its members ask for.
@@ -52,8 +52,8 @@ using FollowerPtr = std::shared_ptr<Follower>;
 Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& request);
 /// When a follower gives up.
 double patience_of(const proto::JoinRequest& request);
-/// What a follower is told in the end. \param other_leader  the peer to ask instead, where we follow one
-proto::MessageFromLeader final_response(const Follower& follower, const std::optional<PeerId>& other_leader);
+/// What a follower is told in the end, as it travels. \param other_leader  the peer to ask instead, where we follow one
+std::shared_ptr<const std::string> final_response(const Follower& follower, const std::optional<PeerId>& other_leader);
 
 /// Returns a digest of what all members of a group are told alike, which is part of the ids of its all-reduces: whoever
 /// was told otherwise by a dishonest leader is no more than late for the others. Empty where a member may know none of

@@ -162,8 +162,8 @@ Task<Result<>> Matchmaking::serve_join(rpc::ServerStream& stream) {
   auto admitted = co_await admit(stream, request, membership.search, membership.follower);
   if (!admitted || !membership.search) co_return admitted;
   co_await await_fate(*membership.search, membership.follower);
-  co_return co_await send(stream, final_response(*membership.follower, membership.search->leader()),
-                          context_.runtime.after(context_.finder.options.request_timeout));
+  const auto told = final_response(*membership.follower, membership.search->leader());
+  co_return co_await stream.send(as_bytes(*told), context_.runtime.after(context_.finder.options.request_timeout));
 }
 
 /// Accepts a peer, or refuses it: then `joined` stays empty.

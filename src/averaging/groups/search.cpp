@@ -245,7 +245,7 @@ Task<void> Search::until_deposed(Search& self, PeerId leader) {
 
 double Search::expiration_from_now() const {
   const double soonest = context_.now() + to_seconds(options_.min_matchmaking_time + context_.stretch());
-  const double due = std::max(plan_.scheduled_time.value_or(soonest), soonest);
+  const double due = std::max(soonest, plan_.scheduled_time.value_or(soonest));  // of no number, the soonest
   return std::min(due + to_seconds(plan_.lead_delay), end_);
 }
 

@@ -99,10 +99,11 @@ Task<Result<>> AllReduce::receive_parts(AllReduce& self, rpc::ServerStream& stre
   co_return ok();
 }
 
-/// Adds a part to its sum. What is kept of it until its answer has been read counts as filled by its sender, which is
-/// left out of the round where there is no room. Codecs with error feedback lose much on purpose, and their senders
-/// make up for it in later rounds. A difference would leave the loss in the sender's tensor as well, so they are
-/// answered with the average itself, also in groups without one average for all.
+/// Adds a part to its sum. A part counts as filled by its sender, which is left out of the round where there is no
+/// room, until it has been added; until its answer has been sent where it is needed to make that, or as a vote, or to
+/// be shown to other members. Codecs with error feedback lose much on purpose, and their senders make up for it in
+/// later rounds. A difference would leave the loss in the sender's tensor as well, so they are answered with the
+/// average itself, also in groups without one average for all.
 Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::size_t index, Slice record) {
   const Part& part = own_parts()[index];
   auto message = parse_part(record);
@@ -118,13 +119,15 @@ Task<Result<AllReduce::Reply>> AllReduce::take_part(std::size_t sender, std::siz
   count_received(sender, encoded->buffer.size());
   auto sent = std::make_shared<EncodedPart>(std::move(*encoded));
   Reply reply{.index = index, .memory = p2p::charge_for(host_, peer(sender))};
+  if (!reply.memory.add(sent->record.size()))
+    co_return Error(cohive::Errc::limit_exceeded, peer(sender), "memory for its parts");
   if (!is_answered_with_average(sent->codec)) reply.part = sent;
-  if (reply.part && !reply.memory.add(sent->record.size()))
-    co_return Error(cohive::Errc::limit_exceeded, peer(sender), "memory for its answers");
+  const bool kept = reply.part || checks_->ledger() || !std::holds_alternative<Mean>(options_.aggregation);
   if (auto taken = co_await checks_->take({sender, index}, *message, *sent); !taken) co_return taken.error();
   auto values = std::make_shared<SentPart>(sent, part.length, message->weight);
   auto sum = co_await reducer_.contribute(sender, index, message->weight, std::move(values));
   if (!sum) co_return sum.error();
+  if (!kept) reply.memory.release();
   reply.sum = std::move(*sum);
   co_return reply;
 }
@@ -138,6 +141,7 @@ Task<void> AllReduce::make_answers(AllReduce& self, std::size_t sender, Channel<
     const bool is_average = !reply->part;
     auto done = co_await self.reducer_.wait_for(reply->sum);
     if (done) done = co_await self.make_answer(*reply);
+    if (is_average) reply->memory.release();
     if (done && is_average && !reply->memory.add(reply->answer.size()))
       done = Error(cohive::Errc::limit_exceeded, self.peer(sender), "memory for its answers");
     if (!done) {

@@ -11,6 +11,7 @@
 #include "cohive/core/trace.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "core/detail/assertion.hpp"
 #include "receive_while_moving.hpp"
 #include "sent_part.hpp"
 
@@ -92,8 +93,13 @@ Result<std::shared_ptr<AllReduce>> AllReduce::make(p2p::Host& host, const Averag
     parted.push_back({tensor.elements(), chosen.bytes_per_value});
   }
   std::vector<std::vector<Part>> parts_by_owner(setup.group->members.size());
-  for (const Part& part : cut_into_parts(parted, options.part_size_bytes, setup.fractions))
-    parts_by_owner[part.owner].push_back(part);
+  for (const Part& part : cut_into_parts(parted, options.part_size_bytes, setup.fractions)) {
+    // hivemind gives an empty tensor to the first member even where that is a client, which nobody can call: without
+    // values there is nothing to average, and nobody waits for it.
+    const bool unreachable = setup.group->members[part.owner].mode == PeerMode::client;
+    COHIVE_ASSERT(!unreachable || part.length == 0);
+    if (!unreachable) parts_by_owner[part.owner].push_back(part);
+  }
   return std::shared_ptr<AllReduce>(new AllReduce(host, options, metrics, std::move(setup), std::move(codecs),
                                                   std::move(parts_by_owner), tensors.answer_residuals()));
 }
@@ -354,7 +360,7 @@ Task<Result<AllReduce::Outgoing>> AllReduce::prepare_part(TensorParts& tensors, 
   const Part& part = parts_by_owner_[member][index];
   const codec::CodecSpec codec = codec_of(part);
   CO_TRY(auto stretch, co_await tensors.encode(stretch_of(part), codec));
-  CO_TRY(auto commitment, co_await checks_->commit({member, index}, codec.codec, stretch));
+  CO_TRY(auto commitment, co_await checks_->commit({member, index}, codec.codec, stretch, part.length));
   co_return Outgoing{std::move(stretch), std::move(commitment)};
 }
 

@@ -55,15 +55,24 @@ Reducer::Reducer(Runtime& runtime, std::vector<std::size_t> lengths, std::size_t
 void Reducer::open_parts() {
   while (open_.size() < most_open_ && current_ + open_.size() < lengths_.size()) {
     open_.push_back(std::make_shared<OpenPart>());
+    open_.back()->missing = active_.size();
     if (!codecs_.empty()) open_.back()->codec = codecs_[current_ + open_.size() - 1];
     if (!std::holds_alternative<Mean>(aggregation_)) open_.back()->votes = std::make_shared<std::vector<Vote>>();
     open_.back()->sum = std::make_shared<PartSum>(runtime_, lengths_[current_ + open_.size() - 1]);
   }
 }
 
-bool Reducer::complete(const std::set<std::size_t>& contributed, bool but_own) const {
-  return std::all_of(active_.begin(), active_.end(),
-                     [&](std::size_t sender) { return contributed.contains(sender) || (but_own && sender == own_); });
+/// Whether no active sender is missing when a batch has been added.
+/// \param but_own  our own values may be missing
+bool Reducer::complete(const OpenPart& part, const std::vector<Waiting>& batch, bool but_own) const {
+  std::size_t missing = part.missing;
+  bool has_own = part.contributed.contains(own_) || !active_.contains(own_);
+  for (const Waiting& one : batch) {
+    missing -= active_.contains(one.sender);
+    has_own |= one.sender == own_;
+  }
+  COHIVE_ASSERT(missing <= active_.size());  // nobody counts twice
+  return missing == 0 || (but_own && !has_own && missing == 1);
 }
 
 /// What can be added now: all that has come, and our own part when no other sender is missing.
@@ -73,9 +82,7 @@ std::vector<Reducer::Waiting> Reducer::next_batch(OpenPart& part) const {
   if (own == batch.end()) return batch;
   Waiting last = std::move(*own);
   batch.erase(own);
-  auto expected = part.contributed;
-  for (const auto& one : batch) expected.insert(one.sender);
-  (complete(expected, true) ? batch : part.waiting).push_back(std::move(last));
+  (complete(part, batch, true) ? batch : part.waiting).push_back(std::move(last));
   return batch;
 }
 
@@ -83,7 +90,7 @@ bool Reducer::can_work_on(const OpenPart& part) const {
   if (part.averaged) return false;
   const bool others =
       std::any_of(part.waiting.begin(), part.waiting.end(), [this](const auto& one) { return one.sender != own_; });
-  return others || (!part.waiting.empty() && complete(part.contributed, true)) || complete(part.contributed, false);
+  return others || complete(part, {}, !part.waiting.empty());
 }
 
 Reducer::Awaited Reducer::awaited() const {
@@ -163,9 +170,7 @@ Reducer::Outcome Reducer::collect(const Aggregation& how, PartSum& sum, std::vec
 Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
   while (self.can_work_on(*part)) {
     const auto batch = self.next_batch(*part);
-    auto expected = part->contributed;
-    for (const auto& one : batch) expected.insert(one.sender);
-    const bool last = self.complete(expected, false);
+    const bool last = self.complete(*part, batch, false);
     auto job = [sum = part->sum, votes = part->votes, how = self.aggregation_, batch, last, codec = part->codec,
                 before = Outcome{{}, part->sum->weight, part->empty}] {
       auto outcome = votes ? collect(how, *sum, *votes, batch, last, before) : add_up(*sum, batch, last, before);
@@ -175,7 +180,8 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
       }
       return outcome;
     };
-    const std::size_t cost = part->votes ? kRobustCost * expected.size() : std::max<std::size_t>(batch.size(), 1);
+    const std::size_t cost =
+        part->votes ? kRobustCost * (part->contributed.size() + batch.size()) : std::max<std::size_t>(batch.size(), 1);
     auto outcome =
         part->sum->length() * cost > inline_values() ? co_await self.runtime_.offload(std::move(job)) : job();
     COHIVE_ASSERT(outcome.added.size() == batch.size() && outcome.weight >= part->sum->weight && !part->averaged);
@@ -185,6 +191,7 @@ Task<void> Reducer::work_on(Reducer& self, OpenPtr part) {
       if (outcome.added[i]) {
         const bool first = part->contributed.insert(batch[i].sender).second;
         COHIVE_ASSERT(first);  // nobody counts twice
+        part->missing -= self.active_.contains(batch[i].sender);
         part->sum->senders.push_back(batch[i].sender);
       }
       batch[i].ticket->outcome = outcome.added[i];
@@ -230,6 +237,7 @@ Task<void> Reducer::wait_for_all() {
 
 void Reducer::ban(std::size_t sender) {
   if (active_.erase(sender) == 0) return;
+  for (const auto& part : open_) part->missing -= !part->contributed.contains(sender);
   close_parts();
 }
 

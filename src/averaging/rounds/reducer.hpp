@@ -107,6 +107,7 @@ class Reducer {
     std::shared_ptr<std::vector<Vote>> votes;  // unless the mean is wanted; the job that is busy has them
     std::vector<Waiting> waiting;
     std::set<std::size_t> contributed;
+    std::size_t missing = 0;          // active senders that have not contributed
     std::optional<TimePoint> wanted;  // since when another peer waits for the average
     bool busy = false;                // a job works on the sum
     bool empty = true;                // nothing has been added
@@ -125,7 +126,7 @@ class Reducer {
   static Outcome collect(const Aggregation& how, PartSum& sum, std::vector<Vote>& votes,
                          const std::vector<Waiting>& batch, bool last, Outcome before);
   static Task<void> work_on(Reducer& self, OpenPtr part);
-  bool complete(const std::set<std::size_t>& contributed, bool but_own) const;
+  bool complete(const OpenPart& part, const std::vector<Waiting>& batch, bool but_own) const;
   std::vector<Waiting> next_batch(OpenPart& part) const;
   bool can_work_on(const OpenPart& part) const;
   void open_parts();

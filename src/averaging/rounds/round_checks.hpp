@@ -63,7 +63,8 @@ class RoundChecks {
   /// Tells whether answers are compared with what was sent, so that its bytes are kept until then.
   virtual bool looks_at_answers() const { return false; }
   /// Returns what goes along with a part of ours, usually nothing. Errors: the round is cancelled.
-  virtual Task<Result<std::string>> commit(Place to, codec::Codec codec, EncodedStretch stretch);
+  /// \param length  of the stretch, in values
+  virtual Task<Result<std::string>> commit(Place to, codec::Codec codec, EncodedStretch stretch, std::size_t length);
 
   /// Looks at a sender's part before it is added. Errors: what it sent cannot count.
   virtual Task<Result<>> take(Place from, const PartMessage& message, EncodedPart part);
@@ -85,7 +86,7 @@ class RoundChecks {
   virtual std::optional<Error> objection(std::size_t reducer) const;
   /// Counts the averages that were made again.
   virtual std::size_t checked() const { return 0; }
-  /// Ends all use of what is held.
+  /// Ends all use of what is held, and gives it up.
   virtual void end() {}
 
   /// Takes what a member has found. Errors: averages are not checked here, or it is not in the group.

@@ -9,6 +9,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/proto/averaging.pb.h"
+#include "core/detail/assertion.hpp"
 #include "core/detail/bounded_parse.hpp"
 #include "p2p/detail/peer_account.hpp"
 #include "receive_while_moving.hpp"
@@ -28,19 +29,26 @@ Rounds::Rounds(p2p::Host& host, Limits limits)
     : host_(host),
       runtime_(host.runtime()),
       limits_(limits),
-      changed_(runtime_, "the round of an early sender"),
+      arrived_(runtime_, "early senders"),
+      drained_(runtime_, "results that members wait for"),
       keeping_(runtime_, "what averages were made of") {}
 
 Rounds::Search::~Search() {
   --rounds_.searches_;
-  rounds_.changed_.notify_all();
+  for (Held& held : rounds_.held_)
+    if (!held.entry) held.changed.notify_all();
 }
 
 // ---- The round of a group
 
-Rounds::Entry::Entry(Rounds& rounds, std::shared_ptr<const Group> group) : rounds_(rounds), group_(std::move(group)) {
+Rounds::Entry::Entry(Rounds& rounds, std::shared_ptr<const Group> group)
+    : rounds_(rounds), group_(std::move(group)), left_changed_(rounds.runtime_, "members that give the round up") {
+  for (const Member& member : group_->members) members_.insert(member.peer);
   rounds_.entries_.push_back(this);
-  rounds_.changed_.notify_all();
+  for (Held& held : rounds_.held_)
+    if (!held.entry && held.id.starts_with(group_->id) && members_.contains(held.peer)) take(held);
+  wake_held();
+  rounds_.arrived_.notify_all();
 }
 
 Rounds::Entry::~Entry() {
@@ -51,34 +59,56 @@ Rounds::Entry::~Entry() {
   std::erase(rounds_.entries_, this);
   rounds_.ended_.push_back(group_->id);
   if (rounds_.ended_.size() > kEndedGroups) rounds_.ended_.pop_front();
-  rounds_.changed_.notify_all();
+  for (Held& held : rounds_.held_)
+    if (held.entry == this) held.entry = nullptr;
+  wake_held();
+}
+
+/// A member's stream: it makes room for no stream of an unknown group.
+void Rounds::Entry::take(Held& held) {
+  COHIVE_ASSERT(!held.entry && members_.contains(held.peer));
+  held.entry = this;
+  held.of_network.reset();
+  ++waiting_[held.peer];
+}
+
+void Rounds::Entry::release(const Held& held) {
+  const auto waiting = waiting_.find(held.peer);
+  COHIVE_ASSERT(waiting != waiting_.end() && waiting->second > 0);
+  if (--waiting->second == 0) waiting_.erase(waiting);
+}
+
+/// Streams of strangers as well, which are refused.
+void Rounds::Entry::wake_held() {
+  for (Held& held : rounds_.held_)
+    if (held.id.starts_with(group_->id)) held.changed.notify_all();
 }
 
 void Rounds::Entry::triggered() {
   rounds_.keeping_.cancel();
-  rounds_.kept_.clear();
+  while (!rounds_.kept_.empty()) rounds_.forget_oldest();
   triggered_ = true;
 }
 
 bool Rounds::Entry::add(const std::string& id, std::shared_ptr<AllReduce> all_reduce) {
   for (const PeerId& peer : left_) all_reduce->member_left(peer);
   if (!running_.emplace(id, std::move(all_reduce)).second) return false;
-  rounds_.changed_.notify_all();
+  wake_held();
   return true;
 }
 
 Task<void> Rounds::Entry::until_alone() {
-  while (!is_alone()) co_await rounds_.changed_.wait();
+  while (!is_alone()) co_await left_changed_.wait();
 }
 
 void Rounds::member_left(const PeerId& peer, const std::string& group_id) {
   for (Entry* entry : entries_) {
     const bool meant = group_id.empty() || entry->group_->id == group_id;
-    if (!meant || !entry->group_->index_of(peer) || peer == host_.id()) continue;
+    if (!meant || !entry->members_.contains(peer) || peer == host_.id()) continue;
     entry->left_.insert(peer);
     for (const auto& [id, all_reduce] : entry->running_) all_reduce->member_left(peer);
+    entry->left_changed_.notify_all();
   }
-  changed_.notify_all();
 }
 
 Rounds::Entry* Rounds::entry_of(const std::string& id) const {
@@ -98,39 +128,76 @@ std::shared_ptr<AllReduce> Rounds::find(const std::string& id) const {
 Rounds::Verdict Rounds::look_at(const Held& held) const {
   if (held.refused) return Verdict::refuse_unknown;
   if (const Entry* entry = entry_of(held.id))
-    return entry->group_->index_of(held.peer) ? Verdict::wait : Verdict::refuse_stranger;
+    return entry->members_.contains(held.peer) ? Verdict::wait : Verdict::refuse_stranger;
   const bool ended = std::ranges::any_of(ended_, [&](const std::string& group) { return held.id.starts_with(group); });
   if (ended) return Verdict::refuse_ended;
   return searches_ > 0 ? Verdict::wait : Verdict::refuse_unknown;
 }
 
-bool Rounds::may_hold(const PeerId& peer) const {
-  const auto own = static_cast<std::size_t>(std::ranges::count(held_, peer, &Held::peer));
-  return held_.size() < limits_.streams && own < limits_.streams_of_a_peer;
+Rounds::Held::Held(Rounds& rounds, const PeerId& from, std::string group, std::size_t size, MemoryBudget::Charge charge)
+    : peer(from),
+      id(std::move(group)),
+      bytes(size),
+      memory(std::move(charge)),
+      of_peer(rounds.peers_.take(from.binary())),
+      changed(rounds.runtime_, "the round of an early sender") {}
+
+Rounds::HeldList::iterator Rounds::hold(const PeerId& peer, std::string id, std::size_t bytes,
+                                        MemoryBudget::Charge memory) {
+  const auto held = held_.emplace(held_.end(), *this, peer, std::move(id), bytes, std::move(memory));
+  ++streams_;
+  bytes_ += bytes;
+  Entry* entry = entry_of(held->id);
+  if (entry && entry->members_.contains(peer))
+    entry->take(*held);
+  else
+    held->of_network.emplace(networks_.take(p2p::network_of_peer(host_, peer)));
+  make_room();
+  arrived_.notify_all();
+  return held;
 }
 
-/// Refuses streams of the greediest peer until there is room for those of the others.
-void Rounds::evict() {
-  std::size_t total = 0;
-  std::map<PeerId, std::size_t> by_peer;
-  for (const Held& held : held_) {
-    if (held.refused) continue;
-    total += held.bytes;
-    by_peer[held.peer] += held.bytes;
+void Rounds::release(HeldList::iterator held) {
+  if (!held->refused) {
+    --streams_;
+    bytes_ -= held->bytes;
   }
-  while (total > limits_.bytes) {
+  if (held->entry) held->entry->release(*held);
+  held_.erase(held);
+}
+
+void Rounds::refuse(Held& held) {
+  COHIVE_ASSERT(!held.refused && streams_ > 0 && bytes_ >= held.bytes);
+  held.refused = true;
+  held.of_network.reset();
+  --streams_;
+  bytes_ -= held.bytes;
+  held.changed.notify_all();
+}
+
+/// Of too many streams one of an unknown group has to go, the oldest of the network that has most: whoever fills all
+/// places loses its own. Of too many bytes all streams of the greediest peer go, until there is room for the others.
+void Rounds::make_room() {
+  if (streams_ > limits_.streams) {
+    const std::string largest = networks_.most().first;
+    const auto oldest = std::ranges::find_if(
+        held_, [&](const Held& held) { return held.of_network && held.of_network->network() == largest; });
+    Held& refused = oldest == held_.end() ? held_.back() : *oldest;
+    log::debug("averaging", "too many streams are ahead of their rounds: refusing one of {}", refused.peer);
+    refuse(refused);
+  }
+  if (bytes_ <= limits_.bytes) return;
+  std::map<PeerId, std::size_t> by_peer;
+  for (const Held& held : held_)
+    if (!held.refused) by_peer[held.peer] += held.bytes;
+  while (bytes_ > limits_.bytes) {
     const auto greediest = std::ranges::max_element(by_peer, {}, [](const auto& one) { return one.second; });
     log::warn("averaging", "too much is sent ahead of its round: refusing {} ({} bytes)", greediest->first,
               greediest->second);
-    for (Held& held : held_) held.refused |= held.peer == greediest->first;
-    total -= greediest->second;
+    for (Held& held : held_)
+      if (!held.refused && held.peer == greediest->first) refuse(held);
     by_peer.erase(greediest);
   }
-}
-
-bool Rounds::is_awaited(const Held& held) const {
-  const Entry* entry = entry_of(held.id);
-  return entry && !entry->triggered_ && entry->group_->index_of(held.peer);
 }
 
 bool Rounds::is_arriving(const PeerId& peer) const {
@@ -154,32 +221,29 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
   auto message = parse_part(**first);
   if (!message) co_return message.error();
   const TimePoint arrival = runtime_.now();
-  auto memory = p2p::charge_for(host_, stream.peer());  // what waits here counts like what no reader has taken yet
-  if (!may_hold(stream.peer()) || !memory.add((*first)->size()))
-    co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
-  const auto held =
-      held_.insert(held_.end(), Held{stream.peer(), message->group_id, (*first)->size(), std::move(memory)});
-  std::shared_ptr<AllReduce> all_reduce;
+  std::shared_ptr<AllReduce> all_reduce = find(message->group_id);
   Verdict verdict = Verdict::wait;
-  {
-    const auto release = on_exit([this, held] { held_.erase(held); });
-    evict();
-    changed_.notify_all();  // member_waiting
+  if (!all_reduce) {
+    auto memory = p2p::charge_for(host_, stream.peer());  // what waits here counts like what no reader has taken yet
+    if (peers_.of(stream.peer().binary()) >= limits_.streams_of_a_peer || !memory.add((*first)->size()))
+      co_return Error(cohive::Errc::limit_exceeded, stream.peer(), "streams ahead of rounds");
+    const auto held = hold(stream.peer(), std::move(message->group_id), (*first)->size(), std::move(memory));
+    const auto ended = on_exit([this, held] { release(held); });
     const Deadline end(arrival + limits_.time);
     while (!(all_reduce = find(held->id)) && (verdict = look_at(*held)) == Verdict::wait)
-      if (!co_await changed_.wait(end)) break;
+      if (!co_await held->changed.wait(end)) break;
   }
   if (!all_reduce) {
     if (verdict == Verdict::refuse_stranger) co_return Error(Errc::bad_partition, stream.peer(), "not in this group");
     const int code = verdict == Verdict::refuse_ended ? proto::CANCELLED : proto::BAD_GROUP_ID;
     co_return co_await send_code(stream, code, runtime_.after(kRefusalTimeout));
   }
-  for (Served& other : served_) other.superseded |= other.peer == stream.peer() && other.group != all_reduce->group();
-  const auto served = served_.insert(served_.end(), Served{stream.peer(), all_reduce->group()});
-  changed_.notify_all();
+  for (Served& other : served_)
+    if (other.peer == stream.peer() && other.group != all_reduce->group()) other.superseded.set();
+  const auto served = served_.emplace(served_.end(), runtime_, stream.peer(), all_reduce->group());
   const auto end = on_exit([this, served] {
     served_.erase(served);
-    changed_.notify_all();
+    if (served_.empty()) drained_.notify_all();
   });
   auto ended = co_await race(runtime_, AllReduce::serve(std::move(all_reduce), stream, std::move(**first), arrival),
                              until_superseded(*served));
@@ -188,8 +252,8 @@ Task<Result<>> Rounds::serve(rpc::ServerStream& stream) {
 }
 
 /// A member that takes part in another round has no use for what it has not read of an earlier one.
-Task<void> Rounds::until_superseded(const Served& served) {
-  while (!served.superseded) co_await changed_.wait();
+Task<void> Rounds::until_superseded(Served& served) {
+  co_await served.superseded.wait();
 }
 
 // ---- Averages that are checked
@@ -202,7 +266,14 @@ void Rounds::keep(KeptLedger kept) {
 
 Task<void> Rounds::forget_first(Rounds& rounds) {
   co_await rounds.runtime_.sleep_for(kShownFor);
-  rounds.kept_.pop_front();
+  rounds.forget_oldest();
+}
+
+/// Members that are slow to read the averages of a round keep its all-reduce, but not what the averages were made of.
+void Rounds::forget_oldest() {
+  COHIVE_ASSERT(!kept_.empty());
+  kept_.front().ledger->forget();
+  kept_.pop_front();
 }
 
 std::shared_ptr<AuditLog> Rounds::find_ledger(const std::string& id) const {
@@ -233,21 +304,20 @@ Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
 
 /// Of the round in which it is largest, the share of the other members that wait for our trigger.
 double Rounds::waiting_share() const {
-  std::map<const Entry*, std::set<PeerId>> waiting;
-  for (const Held& held : held_)
-    if (is_awaited(held)) waiting[entry_of(held.id)].insert(held.peer);
   double most = 0;
-  for (const auto& [entry, members] : waiting)
-    most = std::max(most, static_cast<double>(members.size()) / static_cast<double>(entry->group_->members.size() - 1));
+  for (const Entry* entry : entries_)
+    if (!entry->triggered_)
+      most =
+          std::max(most, static_cast<double>(entry->waiting_.size()) / static_cast<double>(entry->members_.size() - 1));
   return most;
 }
 Task<void> Rounds::member_waiting(double share) {
-  while (waiting_share() <= share) co_await changed_.wait();
+  while (waiting_share() <= share) co_await arrived_.wait();
 }
 
 Task<void> Rounds::drain(Deadline deadline) {
   while (!served_.empty())
-    if (!co_await changed_.wait(deadline)) co_return;
+    if (!co_await drained_.wait(deadline)) co_return;
 }
 
 }  // namespace cohive::averaging

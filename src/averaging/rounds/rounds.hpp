@@ -10,16 +10,19 @@
 #include <set>
 
 #include "all_reduce.hpp"
+#include "p2p/detail/network_shares.hpp"
 
 namespace cohive::averaging {
 
 class Rounds {
+  struct Held;
+
  public:
   /// Bounds of what is held.
   struct Limits {
     Duration time = 120s;
     std::size_t streams_of_a_peer = 4;
-    std::size_t streams = 2048;
+    std::size_t streams = 2048;     ///< beyond, one of an unknown group is refused: of the network that has most
     std::size_t bytes = 128 << 20;  ///< beyond, the streams of the peer that has most of them are refused
   };
   Rounds(p2p::Host& host, Limits limits);
@@ -58,10 +61,16 @@ class Rounds {
    private:
     friend class Rounds;
     bool is_alone() const { return !left_.empty() && left_.size() + 1 == group_->members.size(); }
+    void take(Held& held);
+    void release(const Held& held);
+    void wake_held();
     Rounds& rounds_;
     std::shared_ptr<const Group> group_;
+    std::set<PeerId> members_;
     std::map<std::string, std::shared_ptr<AllReduce>> running_;  // by id
+    std::map<PeerId, std::size_t> waiting_;                      // members: how many of their streams are held
     std::set<PeerId> left_;
+    Condition left_changed_;
     bool triggered_ = false, complete_ = false;
   };
 
@@ -83,17 +92,25 @@ class Rounds {
  private:
   /// A stream that waits for its all-reduce.
   struct Held {
+    Held(Rounds& rounds, const PeerId& from, std::string group, std::size_t size, MemoryBudget::Charge charge);
     PeerId peer;
     std::string id;
-    std::size_t bytes = 0;
+    std::size_t bytes;
     MemoryBudget::Charge memory;
-    bool refused = false;  // to make room
+    p2p::NetworkShares::Share of_peer;
+    std::optional<p2p::NetworkShares::Share> of_network{};  // until its group is known
+    Entry* entry = nullptr;                                 // of its group, where the peer is a member
+    bool refused = false;                                   // to make room
+    Condition changed;
   };
+  using HeldList = std::list<Held>;
   /// A stream whose parts we average, or whose sender has not got all results yet.
   struct Served {
+    Served(Runtime& runtime, const PeerId& from, std::shared_ptr<const Group> of)
+        : peer(from), group(std::move(of)), superseded(runtime, "a later round of its sender") {}
     PeerId peer;
     std::shared_ptr<const Group> group;
-    bool superseded = false;  // the peer takes part in a later round
+    Event superseded;  // the peer takes part in a later round
   };
   enum class Verdict { wait, refuse_unknown, refuse_ended, refuse_stranger };
 
@@ -103,30 +120,35 @@ class Rounds {
     std::shared_ptr<AuditLog> ledger;
   };
   void keep(KeptLedger kept);
+  void forget_oldest();
   static Task<void> forget_first(Rounds& rounds);
   std::shared_ptr<AuditLog> find_ledger(const std::string& id) const;
 
   Task<Result<std::optional<Slice>>> receive_first(rpc::ServerStream& stream);
-  Task<void> until_superseded(const Served& served);
+  static Task<void> until_superseded(Served& served);
   Entry* entry_of(const std::string& id) const;
   std::shared_ptr<AllReduce> find(const std::string& id) const;
   Verdict look_at(const Held& held) const;
-  bool may_hold(const PeerId& peer) const;
-  void evict();
-  bool is_awaited(const Held& held) const;
+  HeldList::iterator hold(const PeerId& peer, std::string id, std::size_t bytes, MemoryBudget::Charge memory);
+  void release(HeldList::iterator held);
+  void refuse(Held& held);
+  void make_room();
   double waiting_share() const;
   bool is_arriving(const PeerId& peer) const;
 
   p2p::Host& host_;
   Runtime& runtime_;
   const Limits limits_;
-  mutable Condition changed_;
+  Condition arrived_;  // a stream that is held, or the group of some
+  Condition drained_;
   std::size_t searches_ = 0;
   std::vector<Entry*> entries_;
   std::deque<std::string> ended_;                 // groups of the last rounds
   std::list<const rpc::ServerStream*> arriving_;  // whose first message is being received
-  std::list<Held> held_;
-  std::deque<KeptLedger> kept_;  // the oldest first
+  p2p::NetworkShares peers_, networks_;           // of streams that are held
+  HeldList held_;
+  std::size_t streams_ = 0, bytes_ = 0;  // of those that are held and not refused
+  std::deque<KeptLedger> kept_;          // the oldest first
   std::list<Served> served_;
   TaskGroup keeping_;
 };

@@ -216,7 +216,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
   Error last(Errc::no_donor);
   PartialState partial(setup.last);
   const auto is_liar = [&](const PeerId& peer) {
-    return std::ranges::find(report.liars, peer) != report.liars.end() || dht.host().reputation().is_banned(peer) ||
+    return report.names(peer) || dht.host().reputation().is_banned(peer) ||
            std::ranges::find(setup.without, peer) != setup.without.end();
   };
   const auto is_asleep = [&](const PeerId& peer) {

@@ -51,10 +51,6 @@ Task<Result<Trial>> try_donor(Dht& dht, PeerId donor, const PieceSource& source)
   co_return Trial{std::move(*call), seconds};
 }
 
-bool is_liar(const DownloadReport& report, const PeerId& peer) {
-  return std::ranges::find(report.liars, peer) != report.liars.end();
-}
-
 /// What a look at a download shows, in seconds.
 struct DownloadPace {
   double left = std::numeric_limits<double>::infinity();   // until it is through
@@ -96,7 +92,7 @@ Task<FasterDonor> await_faster_donor(Dht& dht, PeerId donor, std::deque<PeerId> 
       paces[donor] = pace.whole;
       return FasterDonor{peer, std::move(call)};
     };
-    std::erase_if(others, [&](const PeerId& one) { return is_liar(report, one); });
+    std::erase_if(others, [&](const PeerId& one) { return report.names(one); });
     const auto known = std::ranges::find_if(others, [&](const PeerId& one) {
       const auto shown = paces.find(one);
       return shown != paces.end() && is_sooner(shown->second);
@@ -107,7 +103,7 @@ Task<FasterDonor> await_faster_donor(Dht& dht, PeerId donor, std::deque<PeerId> 
     const PeerId peer = *untried;
     others.erase(untried);
     auto trial = co_await within(runtime, runtime.after(kTrialTime), try_donor(dht, peer, source), "trial of a donor");
-    if (is_liar(report, peer)) continue;  // it has helped meanwhile
+    if (report.names(peer)) continue;  // it has helped meanwhile
     if (!trial) {
       if (trial.error() == transport::Errc::protocol_not_supported && too_late) co_return leave_for(peer, std::nullopt);
       continue;

@@ -98,19 +98,22 @@ Task<void> LiveTensors::settle(Runtime& runtime, std::shared_ptr<LiveTensors> te
     co_return;
   }
   std::size_t next = 0;
-  const auto copy_some = [&]() -> Task<void> {
-    while (next < chunks->size()) {
-      const std::size_t first = next, end = next = std::min(chunks->size(), first + kCopiedAtOnce);
-      co_await runtime.offload([tensors, kept, chunks, first, end] {
-        for (std::size_t i = first; i < end; ++i) tensors->copy_chunk(*kept, (*chunks)[i]);
-        return true;
-      });
-    }
-  };
   std::vector<Task<void>> copiers;
-  for (int i = 0; i < kCopiers; ++i) copiers.push_back(copy_some());
+  for (int i = 0; i < kCopiers; ++i) copiers.push_back(copy_chunks(runtime, tensors, kept, chunks, next));
   co_await when_all(runtime, std::move(copiers));
   tensors->take_over(std::move(kept), *chunks, runtime.now());
+}
+
+/// One of several that copy at once, for the pool to have work on all its threads. \param next  of the chunks, for all
+Task<void> LiveTensors::copy_chunks(Runtime& runtime, std::shared_ptr<LiveTensors> tensors, std::shared_ptr<Kept> kept,
+                                    std::shared_ptr<const std::vector<std::uint32_t>> chunks, std::size_t& next) {
+  while (next < chunks->size()) {
+    const std::size_t first = next, end = next = std::min(chunks->size(), first + kCopiedAtOnce);
+    co_await runtime.offload([tensors, kept, chunks, first, end] {
+      for (std::size_t i = first; i < end; ++i) tensors->copy_chunk(*kept, (*chunks)[i]);
+      return true;
+    });
+  }
 }
 
 std::vector<std::uint32_t> LiveTensors::needed_chunks(TimePoint now) {

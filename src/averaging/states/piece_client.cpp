@@ -359,7 +359,7 @@ class PieceFetch {
       return;
     }
     log::warn("averaging", "a donor of the state is left out: {}", last_);
-    if (std::ranges::find(report_.liars, peer) == report_.liars.end()) report_.liars.push_back(peer);
+    if (!report_.names(peer)) report_.liars.push_back(peer);
   }
 
   Task<Result<>> take_pieces(Worker& worker, rpc::ClientStream& call) {

@@ -7,6 +7,8 @@
 // are taken on trust and hashed once another donor is to go on.
 #pragma once
 
+#include <algorithm>
+
 #include "cohive/averaging/metrics.hpp"
 #include "cohive/core/errors.hpp"
 #include "cohive/core/sync.hpp"
@@ -130,6 +132,8 @@ struct DownloadReport {
   DownloadProgress progress;
   std::map<PeerId, std::uint64_t> contributed;  ///< bytes as they travelled
   std::vector<PeerId> liars;                    ///< sent what is not what they had promised
+  /// Tells whether the peer is among `liars`.
+  bool names(const PeerId& peer) const { return std::ranges::find(liars, peer) != liars.end(); }
   void changed() const {
     if (on_progress) on_progress(progress);
   }

@@ -127,6 +127,7 @@ Task<Result<>> StateSharing::Impl::serve_whole(rpc::ServerStream& stream) {
   const bool refused = repeated.asks(stream.peer(), epoch);
   auto state = co_await snapshots.state();
   if (!state) co_return co_await send_state(runtime, stream, std::nullopt, options.codec);
+  const auto ended = on_exit([this, reader = state->reader]() mutable { snapshots.give_back(std::move(reader)); });
   if (refused && state->if_refused) {
     log::info("averaging", "{} refuses our state: it is given that of {}", stream.peer(), state->if_refused->whose);
     state->metadata = std::move(state->if_refused->metadata);

@@ -18,13 +18,6 @@ namespace {
 constexpr std::size_t kFinishedAtOnce = 128 * 1024;  // values: half a part of the usual size stays in a core's cache
 constexpr std::size_t kMostFinishers = 16;           // threads
 
-/// As offload_leased where `work` goes through many values; else in place.
-template <class Work>
-Task<std::invoke_result_t<Work&>> compute(Runtime& runtime, std::size_t values, Work work) {
-  if (values <= inline_values()) co_return work();
-  co_return co_await offload_leased(runtime, std::move(work));
-}
-
 }  // namespace
 
 ResidualsPtr make_residuals(std::span<const TensorInfo> tensors, float kept) {
@@ -262,7 +255,7 @@ std::size_t HostParts::averaged() const noexcept {
 Task<Result<EncodedStretch>> HostParts::encode(Stretch stretch, codec::CodecSpec codec) {
   if (codec.codec == codec::Codec::none) co_return memory_->encode(stretch, codec);  // hardly more than a look at it
   auto work = [memory = memory_, stretch, codec] { return memory->encode(stretch, codec); };
-  co_return co_await compute(runtime_, stretch.length, std::move(work));
+  co_return co_await work_on_values(runtime_, stretch.length, std::move(work));
 }
 
 Task<Result<std::shared_ptr<OwnContribution>>> HostParts::contribute(Stretch stretch, codec::CodecSpec codec,
@@ -274,7 +267,7 @@ Task<Result<>> HostParts::apply(Stretch stretch, Answer answer, Terms terms) {
   auto work = [memory = memory_, stretch, answer = std::move(answer), terms] {
     return memory->apply(stretch, answer, terms);
   };
-  co_return co_await compute(runtime_, stretch.length, std::move(work));
+  co_return co_await work_on_values(runtime_, stretch.length, std::move(work));
 }
 
 Task<void> HostParts::finish() {

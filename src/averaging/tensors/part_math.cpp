@@ -17,6 +17,9 @@ namespace cohive::averaging {
 namespace {
 
 constexpr std::uint32_t kExponent = 0x7f800000;  // all ones: NaN or infinite
+constexpr std::size_t kMostOfAValue = 8;         // bytes; no codec has more, whatever the dtype
+constexpr std::size_t kMostOfACodeBook = 4 << 10;
+constexpr std::size_t kMostAround = 9 << 10;  // what a record has around its buffer; a commitment has 8 KiB at most
 
 // float32 values at any address: buffers of the network are not aligned.
 inline float load(const std::uint8_t* bytes, std::size_t i) {
@@ -151,6 +154,11 @@ Result<EncodedPart> encoded_part(const PartMessage& message, Slice record, std::
   if (!count || *count != length)
     return Error(Errc::bad_partition, "part of " + std::to_string(count.value_or(0)) + " values where " +
                                           std::to_string(length) + " belong");
+  // The whole record stays in memory as long as its values are needed: fields that nobody reads would as well.
+  const std::size_t bytes = message.tensor->buffer.size();
+  if (bytes > kMostOfAValue * length + kMostOfACodeBook || record.size() > bytes + kMostAround)
+    return Error(Errc::bad_partition, "a record of " + std::to_string(record.size()) + " bytes for a part of " +
+                                          std::to_string(length) + " values");
   const auto codec = codec::codec_from_wire(message.tensor->compression, agreed);
   const auto dtype = codec::dtype_from_name(message.tensor->dtype);
   if (!codec || !dtype) return Error(Errc::bad_partition, "unknown codec or dtype of a part");

@@ -102,13 +102,6 @@ std::shared_ptr<const EncodedPart> as_answer(std::shared_ptr<CommonState> common
   return {kept, &kept->part};
 }
 
-/// As offload_leased where `work` goes through many values; else in place.
-template <class Work>
-Task<std::invoke_result_t<Work&>> work_on_values(Runtime& runtime, std::size_t values, Work work) {
-  if (values <= inline_values()) co_return work();
-  co_return co_await offload_leased(runtime, std::move(work));
-}
-
 }  // namespace
 
 CommonState::CommonState(std::span<const TensorInfo> tensors) {

@@ -33,8 +33,12 @@ class AuditLog {
   /// The part is averaged: gives up what did not count. Returns the SHA-256 of its transcript; the same each time.
   /// \param order  of the senders, as they were added
   const Digest& close(std::size_t part, const std::vector<std::size_t>& order);
+  /// Gives up the values of all parts: from now on nothing can be shown. Transcripts can still be closed, for members
+  /// that are slow to read their averages.
+  void forget();
 
   /// Serves rpc_show_part to a member of the group, which gets each part once, and not many times its share of them.
+  /// Only that part is kept for it, and not for long.
   static Task<Result<>> show(std::shared_ptr<AuditLog> self, rpc::ServerStream& stream, std::size_t part);
 
  private:
@@ -44,13 +48,16 @@ class AuditLog {
     std::string transcript;
     std::optional<Digest> closed;
   };
-  Task<Result<>> send(rpc::ServerStream& stream, const Contribution& contribution, std::size_t length);
+  static void drop_values(Contribution& contribution);
+  static Task<Result<>> send(rpc::ServerStream& stream, const Contribution& contribution, std::size_t length,
+                             Deadline end);
 
   Runtime& runtime_;
   const std::shared_ptr<const Group> group_;
   const std::vector<std::size_t> lengths_;
   const std::size_t most_shown_;  // to a member
-  std::vector<Account> accounts_;
+  std::vector<std::shared_ptr<Account>> accounts_;
+  bool forgotten_ = false;
   std::map<std::size_t, std::set<std::size_t>> shown_;  // parts, by member
 };
 

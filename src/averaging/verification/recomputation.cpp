@@ -50,12 +50,13 @@ EncodedPart sent_part(const AnsweredPart& part) {
 
 Result<PartLengths> lengths_of(const AnsweredPart& part) {
   TRY(const auto sent, values_of(sent_part(part), part.length));
-  TRY(const auto average, values_of(*part.answer, part.length));
   PartLengths squares;
+  for (const float value : sent) squares.sent += static_cast<double>(value) * static_cast<double>(value);
+  if (!part.answer) return squares;
+  TRY(const auto average, values_of(*part.answer, part.length));
   for (std::size_t i = 0; i < part.length; ++i) {
-    const double own = static_cast<double>(sent[i]);
-    const double value = static_cast<double>(average[i]) + (part.form == Answer::Form::difference ? own : 0);
-    squares.sent += own * own;
+    const double own = part.form == Answer::Form::difference ? static_cast<double>(sent[i]) : 0;
+    const double value = static_cast<double>(average[i]) + own;
     squares.average += value * value;
   }
   return squares;

@@ -19,7 +19,7 @@ struct AnsweredPart {
   Answer::Form form = Answer::Form::difference;
 };
 
-/// Squared lengths of what this member sent of a part, and of the average that it was answered.
+/// Squared lengths of what this member sent of a part, and of the average that it was answered; 0 where there is none.
 struct PartLengths {
   double sent = 0, average = 0;
 };

@@ -50,8 +50,11 @@ class Verification {
 
   /// Takes what a member has found.
   Result<> hear(const PeerId& from, const proto::Verdict& verdict);
-  /// Ends all use of what is held.
-  void end() { tasks_.cancel(); }
+  /// Ends all use of what is held, and gives it up.
+  void end() {
+    tasks_.cancel();
+    held_.clear();
+  }
 
  private:
   struct Held {

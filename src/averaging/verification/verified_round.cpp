@@ -20,7 +20,7 @@ VerifiedRound::VerifiedRound(p2p::Host& host, const AveragingMetrics& metrics, S
       verification_(host, metrics, {setup_, share, aggregation}) {}
 
 /// The signature of what is sent.
-Task<Result<std::string>> VerifiedRound::commit(Place to, codec::Codec codec, EncodedStretch stretch) {
+Task<Result<std::string>> VerifiedRound::commit(Place to, codec::Codec codec, EncodedStretch stretch, std::size_t) {
   Commitment commitment{setup_.id, setup_.peer(to.member), to.index, setup_.weight, static_cast<int>(codec)};
   auto seal = [key = host_.identity(), commitment = std::move(commitment), stretch]() mutable -> Result<std::string> {
     commitment.digest = crypto::sha256(stretch.bytes);

@@ -15,7 +15,7 @@ class VerifiedRound final : public RoundChecks {
                 const Aggregation& aggregation);
 
   bool looks_at_answers() const override { return true; }
-  Task<Result<std::string>> commit(Place to, codec::Codec codec, EncodedStretch stretch) override;
+  Task<Result<std::string>> commit(Place to, codec::Codec codec, EncodedStretch stretch, std::size_t) override;
 
   Task<Result<>> take(Place from, const PartMessage& message, EncodedPart part) override;
   Task<Result<std::shared_ptr<Contribution>>> take_own(std::size_t index,

@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "codec/detail/dynamic_map.hpp"
@@ -27,13 +26,6 @@ static_assert(kernels::kScaleBlock == codec::kScaleBlock);
 
 std::size_t blocks_of(std::size_t count, std::size_t size) {
   return (count + size - 1) / size;
-}
-
-/// How many values top_k sends.
-std::size_t wanted_of(const CodecSpec& spec, std::size_t count) {
-  if (count == 0) return 0;
-  const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(count);
-  return std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, count);
 }
 
 Error invalid(std::string what) {
@@ -171,7 +163,7 @@ int start_encoder(CUstream_st* queue, const CodecSpec& spec, const kernels::Inpu
     case Codec::block4:
       return kernels::to_block4(queue, in, left, out, count);
     case Codec::top_k:
-      return count == 0 ? cudaSuccess : kernels::to_top_k(queue, in, left, wanted_of(spec, count), scratch, out, count);
+      return count == 0 ? cudaSuccess : kernels::to_top_k(queue, in, left, spec.sent_of(count), scratch, out, count);
     case Codec::sparse2:
       break;  // see check_codec
   }
@@ -202,7 +194,7 @@ std::optional<std::size_t> encoded_size(CodecSpec spec, std::size_t count, DType
     case Codec::block4:
       return blocks_of(count, kernels::kScaled4) * 2 + (count + 1) / 2;
     case Codec::top_k:
-      return blocks_of(count, kernels::kReach) * 4 + wanted_of(spec, count) * 4;
+      return blocks_of(count, kernels::kReach) * 4 + spec.sent_of(count) * 4;
     default:
       return 8 + kBook + count;
   }

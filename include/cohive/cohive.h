@@ -415,7 +415,7 @@ COHIVE_API int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream);
  * alone, or tells cohive_trainer_changes() before.
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
  * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
- *                  newest values
+ *                  newest values. `codec` is how newcomers get it; statistics travel as they are, whatever it says
  * \param names     of these tensors in checkpoints: "parameter.N", then "extra.N", then "optimizer.N.STATISTIC", by
  * number and name
  * \param steps     with native_steps: JSON, an array with an object for each parameter group: "name" ("sgd", "adam",

@@ -37,8 +37,9 @@ class LocalOptimizer(torch.optim.Optimizer):  # type: ignore[misc]
         torch.distributed.init_process_group("nccl")  # or "gloo"; started by torchrun
         model = torch.nn.parallel.DistributedDataParallel(model)
         optimizer = cohive.LocalOptimizer(
-            model, dht=lambda: cohive.DHT(peers, start=True), run_id="my_run", target_batch_size=4096,
-            batch_size_per_step=32, params=model.parameters(), optimizer=torch.optim.Adam)
+            model, dht=lambda: cohive.DHT(peers, start=True, host_maddrs=["/ip4/0.0.0.0/tcp/31337"]),
+            run_id="my_run", target_batch_size=4096, batch_size_per_step=32,
+            params=model.parameters(), optimizer=torch.optim.Adam)
         while optimizer.local_epoch < 100:
             loss(model, batch).backward()
             optimizer.step()

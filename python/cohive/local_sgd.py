@@ -2,7 +2,8 @@
 
 ::
 
-    manager = Manager(dht=cohive.DHT(initial_peers, start=True), run_id="my_run")
+    dht = cohive.DHT(initial_peers, start=True, host_maddrs=["/ip4/0.0.0.0/tcp/31337"])
+    manager = Manager(dht, run_id="my_run")
     outer_optimizer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     with DiLoCo(manager, [model], inner_optimizer, outer_optimizer, sync_every=100):
         while manager.current_step() < 50:

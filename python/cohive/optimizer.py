@@ -173,8 +173,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ::
 
         optimizer = cohive.Optimizer(
-            dht=cohive.DHT(initial_peers=peers, start=True), run_id="my_run", target_batch_size=4096,
-            batch_size_per_step=32, params=model.parameters(), optimizer=torch.optim.Adam)
+            dht=cohive.DHT(initial_peers=peers, start=True, host_maddrs=["/ip4/0.0.0.0/tcp/31337"]),
+            run_id="my_run", target_batch_size=4096, batch_size_per_step=32,
+            params=model.parameters(), optimizer=torch.optim.Adam)
         while optimizer.local_epoch < 100:
             loss(model, batch).backward()
             optimizer.step()
@@ -421,6 +422,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         self._check_request_timeout(options)
         self._changes_often = False  # whether the model had changed when the last step() began
         self._empty_batches = 0  # without a gradient, in a row
+        self._was_finite = True  # the last batch with local updates
         self._open(options)
         self._last_step: Optional[float] = None
 
@@ -583,8 +585,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     ) -> Any:
         """After each batch: counts its samples, and its gradients, which backward() has left in ``.grad``. Returns at
         once, but at the end of an epoch, or where this peer has to catch up with the others. A batch that has left no
-        gradient at all does not count, but with local updates. Weights that were loaded into the model since the last
-        call are what training goes on from; of code that changes them before each call, what is delayed has precedence.
+        gradient at all does not count, but with local updates; with these one whose gradients are not finite does not,
+        and takes no step. Weights that were loaded into the model since the last call are what training goes on from;
+        of code that changes them before each call, what is delayed has precedence.
 
         :param closure: computes the loss and its gradients; its result is returned
         :param batch_size: samples of this batch; default: batch_size_per_step
@@ -600,6 +603,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         samples = 0 if self.auxiliary else samples_of(batch_size, self.batch_size_per_step)
         self._model.check_places()
         scale, finite = _scale_of(grad_scaler, self)
+        if self.use_local_updates and grad_scaler is None:
+            finite = finite and self._may_step_locally()
         self._take_changes()
         report = _native.StepReport()
         try:
@@ -664,6 +669,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
             self._model.publish()
         if report.loaded_state:
             _model.return_memory()
+
+    def _may_step_locally(self) -> bool:
+        """Tells whether the gradients of a batch are finite, and warns of the first in a row that are not. Sums of
+        gradients are looked through by the library; a local step would spoil the parameters at once."""
+        finite = self._gradients_are_finite()
+        if not finite and self._was_finite:
+            logger.warning(
+                "gradients of a batch are not finite: it does not count, nor do the next ones until some are"
+            )
+        self._was_finite = finite
+        return finite
 
     def _warn_of_empty_batches(self, has_any: bool) -> None:
         """Warns once where one batch after the other has left no gradient: this peer does nothing for the run then."""

@@ -17,6 +17,8 @@ def blocks(word):
     for document in DOCUMENTS:
         if document.exists():
             found += re.findall(r"^```python\n(.*?)^```$", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    # Ports of the documents may be taken here.
+    found = [block.replace("0.0.0.0/tcp/31337", "0.0.0.0/tcp/0") for block in found]
     chosen = [block for block in found if word in block]
     if not chosen:
         pytest.skip("the documents are not here")

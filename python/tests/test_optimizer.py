@@ -1167,6 +1167,29 @@ def test_a_newcomer_takes_the_state(swarm):
     second.shutdown()
 
 
+def test_statistics_come_to_a_newcomer_as_they_are(swarm):
+    """In halves squares of small gradients are nothing, and a step that is divided by their root is far too long."""
+    peers = swarm(2)
+    options = dict(QUICK, target_batch_size=4, optimizer=KINDS["adam"], delay_state_averaging=False)
+    options.update(load_state_compression=cohive.Float16Compression())
+    old, new = model_of(), model_of(7.0)
+    first = Optimizer(dht=peers[0], params=[old], **options)
+    for _ in range(3):
+        old.grad = torch.full_like(old, 1e-5)
+        first.step(batch_size=4)
+    second = Optimizer(dht=peers[1], params=[new], **options)
+    end = time.monotonic() + PATIENCE
+    while second.local_epoch < 3 and time.monotonic() < end:
+        second.load_state_from_peers()
+        time.sleep(0.1)
+    assert second.local_epoch == 3 and torch.equal(new, old.half().float())
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(statistics_of(second)[name], statistics_of(first)[name])
+    assert statistics_of(second)["exp_avg_sq"].min() > 0
+    first.shutdown()
+    second.shutdown()
+
+
 def test_extra_tensors_and_statistics_are_averaged(swarm):
     peers = swarm(2)
     models, extras = [model_of(), model_of()], [torch.full((3,), value, device=DEVICE) for value in (1.0, 3.0)]
@@ -1238,6 +1261,21 @@ def test_local_updates_step_in_every_batch(trainer, dtype, offload):
         local.step()
         assert torch.allclose(weight.float(), other, rtol=1e-5 if dtype == torch.float32 else 2e-2)
     assert optimizer.local_epoch == 2 and optimizer.grad_averager is None
+
+
+def test_a_batch_that_is_not_finite_takes_no_local_step(trainer):
+    weight = model_of()
+    optimizer = trainer(params=[weight], optimizer=SGD, use_local_updates=True, target_batch_size=8)
+    before = weight.detach().clone()
+    (weight * math.nan).sum().backward()
+    optimizer.step(batch_size=4)
+    assert torch.equal(weight, before)
+    for epoch in (0, 1):
+        optimizer.zero_grad()
+        loss_of(weight, 4).backward()
+        optimizer.step(batch_size=4)
+        assert optimizer.local_epoch == epoch, "the first batch does not count"
+    assert not torch.equal(weight, before) and bool(torch.isfinite(weight).all())
 
 
 # ---- Scaled losses

@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "tensors.hpp"
 #include "train/detail/loaded_state.hpp"
+#include "train/detail/usable_statistics.hpp"
 
 namespace cohive::c {
 
@@ -304,7 +305,9 @@ averaging::SharedState CallerModel::state_without_values(std::uint64_t epoch) co
   metadata.entries.insert(metadata.entries.begin(), {"epoch", epoch});
   state.metadata = std::move(metadata);
   for (const auto& part : layout_.parts) {
-    const auto role = part.parameter ? codec::Role::parameter : codec::Role::optimizer;
+    const auto role = part.parameter                    ? codec::Role::parameter
+                      : Layout::is_statistic(part.name) ? codec::Role::optimizer
+                                                        : codec::Role::unspecified;
     state.infos.push_back({part.codec, part.described.shape, part.described.dtype, role});
     state.names.push_back(part.name);
     state.tensors.push_back(part.described);
@@ -350,7 +353,7 @@ averaging::LiveTensors::Source CallerModel::source_of(const Layout::Part& part) 
   if (part.parameter)
     return {reinterpret_cast<const std::uint8_t*>(newest(*part.parameter).data()), part.size,
             owner_of_next(*part.parameter)};
-  if (part.is_statistic()) return {part.data, part.size};
+  if (Layout::is_statistic(part.name)) return {part.data, part.size};
   const auto copy = std::make_shared<Slice>(Slice::copy_of({part.data, part.size}));
   return {copy->data(), part.size, copy};
 }
@@ -376,12 +379,35 @@ Task<std::optional<averaging::SharedState>> CallerModel::view(std::uint64_t epoc
   co_return co_await runtime().offload([this, epoch, used = in_use()] { return view_state(epoch); });
 }
 
+/// Statistics have their names from a file, or the places of those that the caller has described. A state of another
+/// number of tensors is for the caller to refuse.
+void CallerModel::make_usable(averaging::DownloadedState& state) {
+  const auto* const names = train::names_of_statistics(state);
+  const std::lock_guard lock(described_);
+  const std::size_t count = names ? names->items.size() : layout_.parts.size();
+  if (names ? count > state.tensors.size() : count != state.tensors.size()) return;
+  train::StatisticViews statistics;
+  for (std::size_t k = 0; k < count; ++k) {
+    const std::string* const name = names ? names->items[k].get_if<std::string>() : &layout_.parts[k].name;
+    codec::Tensor& tensor = state.tensors[state.tensors.size() - count + k];
+    if (!name || !Layout::is_statistic(*name) || !codec::is_floating(tensor.dtype)) continue;
+    if (!tensor.data.unique() || reinterpret_cast<std::uintptr_t>(tensor.data.data()) % alignof(double) != 0)
+      tensor.data = Slice::copy_of(tensor.data);
+    statistics.emplace(*name, optim::View(tensor.dtype, tensor.data.mutable_data(),
+                                          tensor.data.size() / codec::size_of(tensor.dtype)));
+  }
+  train::make_usable(statistics);
+}
+
 Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, std::uint64_t least_epoch) {
   const auto epoch = train::epoch_to_load(state, least_epoch);
   if (!epoch) co_return epoch;
   const auto shared = std::make_shared<averaging::DownloadedState>(std::move(state));
-  const bool finite =
-      co_await runtime().offload([shared] { return std::ranges::all_of(shared->tensors, train::is_finite); });
+  const bool finite = co_await runtime().offload([this, shared, used = in_use()] {
+    if (!std::ranges::all_of(shared->tensors, train::is_finite)) return false;
+    make_usable(*shared);
+    return true;
+  });
   if (!finite) co_return Error(averaging::Errc::bad_state, shared->donor, "values that are not finite");
   const auto fits = std::make_shared<bool>(false);
   co_await thread_.run(runtime(), [this, shared, fits, number = *epoch] {

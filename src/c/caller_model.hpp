@@ -25,8 +25,9 @@ struct Layout {
     bool on_gpu = false;                   ///< the memory is that of the model's GPU
     std::optional<std::size_t> parameter;  ///< whose newest values it has
     std::string codec, name;
-    bool is_statistic() const { return name.starts_with("optimizer."); }
   };
+  /// \param name  of a tensor in checkpoints
+  static bool is_statistic(std::string_view name) { return name.starts_with("optimizer."); }
   msgpack::Map metadata;             ///< that newcomers get, but for the epoch
   std::vector<Part> parts;           ///< in their order
   std::vector<optim::Options> step;  ///< of each parameter, for steps of cohive; empty: the caller steps
@@ -121,6 +122,7 @@ class CallerModel : public train::BufferReplica {
   std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
   std::optional<averaging::SharedState> view_state(std::uint64_t epoch);
   averaging::SharedState state_without_values(std::uint64_t epoch) const;
+  void make_usable(averaging::DownloadedState& state);
   averaging::LiveTensors::Source source_of(const Layout::Part& part);
   void drop_views();
   Task<void> copy_beside();

@@ -303,9 +303,7 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   if (fits && !run.fit_target_batch_size && !run.fit_compression)
     refuse("fit_my_link has nothing to fit: leave target_batch_size, or grad_codecs and outer_codec, out");
   read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
-  // What exchanges keep, such as an anchor, comes after the caller's tensors, and has no role.
-  run.load_state_compression = codec::Compression::role_adaptive(
-      {.parameter = by_codec_name(), .optimizer = by_codec_name()}, codec::Codec::none);
+  run.load_state_compression = codec::Compression::role_adaptive({.optimizer = codec::Codec::none}, by_codec_name());
   reader.finish();
   train::check(run);
   return options;

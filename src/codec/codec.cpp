@@ -1,6 +1,7 @@
 #include "cohive/codec/codec.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "cohive/core/errors.hpp"
 #include "kernels.hpp"
@@ -27,6 +28,11 @@ Slice encode_values(const CodecSpec& spec, const Values& values) {
 }
 
 }  // namespace
+
+std::size_t CodecSpec::sent_of(std::size_t count) const {
+  const double share = std::clamp(density, 0.0, 1.0) * static_cast<double>(count);
+  return std::clamp(static_cast<std::size_t>(std::llround(share)), std::min<std::size_t>(1, count), count);
+}
 
 Slice encode(CodecSpec spec, std::span<const float> values) {
   return encode_values(spec, Values(values));

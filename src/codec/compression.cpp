@@ -24,7 +24,8 @@ struct Compression::SizeRule {
   Compression less, greater_equal;
 };
 struct Compression::RoleRule {
-  std::array<Compression, 5> by_role;
+  std::array<std::optional<Compression>, 5> by_role;
+  Compression otherwise;
 };
 struct Compression::KeyRule {
   std::map<TensorKey, Compression> by_key;
@@ -36,10 +37,10 @@ Compression Compression::size_adaptive(std::uint64_t threshold, Compression less
 }
 
 Compression Compression::role_adaptive(Roles roles, Compression otherwise) {
-  const auto or_default = [&](std::optional<Compression>& chosen) { return chosen.value_or(otherwise); };
-  return Compression(Rule(std::make_shared<const RoleRule>(
-      RoleRule{{or_default(roles.activation), or_default(roles.parameter), or_default(roles.gradient),
-                or_default(roles.optimizer), otherwise}})));
+  return Compression(Rule(
+      std::make_shared<const RoleRule>(RoleRule{{std::move(roles.activation), std::move(roles.parameter),
+                                                 std::move(roles.gradient), std::move(roles.optimizer), std::nullopt},
+                                                std::move(otherwise)})));
 }
 
 Compression Compression::per_tensor(std::vector<Compression> by_index) {
@@ -59,8 +60,10 @@ const Compression* Compression::next(const CompressionInfo& info) const {
     const auto count = element_count(info.shape).value_or(std::numeric_limits<std::uint64_t>::max());
     return count >= (*size)->threshold ? &(*size)->greater_equal : &(*size)->less;
   }
-  if (const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&rule_))
-    return &(*role)->by_role.at(static_cast<std::size_t>(info.role));
+  if (const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&rule_)) {
+    const auto& named = (*role)->by_role.at(static_cast<std::size_t>(info.role));
+    return named ? &*named : &(*role)->otherwise;
+  }
   const auto& by_key = std::get<std::shared_ptr<const KeyRule>>(rule_)->by_key;
   const auto found = by_key.find(info.key);
   return found == by_key.end() ? nullptr : &found->second;
@@ -71,6 +74,15 @@ Result<CodecSpec> Compression::choose(const CompressionInfo& info) const {
   while (chosen && !chosen->fixed()) chosen = chosen->next(info);
   if (!chosen) return Error(Errc::not_found, "no compression for the tensor " + text_of(info.key));
   return *chosen->fixed();
+}
+
+bool Compression::names(const CompressionInfo& info) const {
+  for (const Compression* chosen = this; chosen && !chosen->fixed(); chosen = chosen->next(info)) {
+    if (std::holds_alternative<std::shared_ptr<const KeyRule>>(chosen->rule_)) return true;
+    const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&chosen->rule_);
+    if (role && (*role)->by_role.at(static_cast<std::size_t>(info.role))) return true;
+  }
+  return false;
 }
 
 Result<double> Compression::ratio(const CompressionInfo& info) const {
@@ -95,7 +107,9 @@ std::vector<CodecSpec> Compression::choices() const {
     add((*size)->less);
     add((*size)->greater_equal);
   } else if (const auto* role = std::get_if<std::shared_ptr<const RoleRule>>(&rule_)) {
-    for (const auto& part : (*role)->by_role) add(part);
+    for (const auto& part : (*role)->by_role)
+      if (part) add(*part);
+    add((*role)->otherwise);
   } else {
     for (const auto& [key, part] : std::get<std::shared_ptr<const KeyRule>>(rule_)->by_key) add(part);
   }

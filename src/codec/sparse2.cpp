@@ -243,8 +243,7 @@ std::size_t most_bytes(std::size_t count, std::size_t k, unsigned coding) {
 
 Slice encode_sparse2(const CodecSpec& spec, const Values& values, Rows) {
   static_assert(Values::kBlock == kSparseBlock);
-  const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(kSparseBlock);
-  const auto k = std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, kSparseBlock);
+  const std::size_t k = spec.sent_of(kSparseBlock);
   const unsigned coding = spec.fixed_places ? kFixedBits : rice_of(k);
   const std::size_t count = values.size(), before = kSparseHead + sparse_blocks_of(count) * kLevelBytes;
   Slice out = Slice::uninitialised(before + most_bytes(count, k, coding));

@@ -101,8 +101,7 @@ Slice encode_top_k(const CodecSpec& spec, const Values& values, Rows) {
   const std::size_t count = values.size();
   if (count > std::size_t{1} << 32) throw std::invalid_argument("too many values for top_k");
   if (count == 0) return Slice();
-  const double share = std::clamp(spec.density, 0.0, 1.0) * static_cast<double>(count);
-  const auto wanted = std::clamp<std::size_t>(static_cast<std::size_t>(std::llround(share)), 1, count);
+  const std::size_t wanted = spec.sent_of(count);
   std::vector<std::uint32_t> magnitudes(count);
   for_blocks(values, 0, count, [&](const float* block, std::size_t first, std::size_t here) {
     std::transform(block, block + here, magnitudes.begin() + static_cast<std::ptrdiff_t>(first),

@@ -55,10 +55,21 @@ class Products final : public cuda::LowRankProducts {
                   float* product) override {
     return queue(stream, [this, matrix, p, q, owed, product] {
       auto result = view(product, matrix.rows, matrix.columns);
+      const auto multiply = [&] {
+        at::mm_out(result, view(p, matrix.rows, matrix.rank), view(q, matrix.rank, matrix.columns));
+      };
+      if (!owed) return multiply();
       // What is applied and what is owed add up to what there was, whatever the products' rounding.
-      if (owed) view(owed, matrix.rows, matrix.columns).add_(view(matrix.values, matrix.rows, matrix.columns));
-      at::mm_out(result, view(p, matrix.rows, matrix.rank), view(q, matrix.rank, matrix.columns));
-      if (owed) view(owed, matrix.rows, matrix.columns).sub_(result);
+      auto rest = view(owed, matrix.rows, matrix.columns);
+      const auto values = view(matrix.values, matrix.rows, matrix.columns);
+      rest.add_(values);
+      try {
+        multiply();
+      } catch (...) {
+        rest.sub_(values);  // which are applied as they are
+        throw;
+      }
+      rest.sub_(result);
     });
   }
 

@@ -33,7 +33,7 @@ ForeignModel::ForeignModel(Runtime& runtime, std::shared_ptr<train::Backend> bac
       layout_(schedule_.entries(), parts.extras.python) {
   for (const auto& parameter : parameters_) {
     averaging::TensorInfo info;
-    for (auto size : parameter.sizes()) info.shape.push_back(static_cast<std::uint32_t>(size));
+    info.shape = shape_of(parameter);
     info.dtype = *dtype_of(parameter);
     gradient_infos_.push_back(info);
     info.role = codec::Role::parameter;

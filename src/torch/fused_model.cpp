@@ -1,6 +1,7 @@
 #include "fused_model.hpp"
 
 #include "cohive/optim/passes.hpp"
+#include "versions.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -9,7 +10,7 @@ std::vector<averaging::TensorInfo> infos_of(const std::vector<torch::Tensor>& pa
   std::vector<averaging::TensorInfo> infos;
   for (const auto& parameter : parameters) {
     infos.emplace_back();
-    for (auto size : parameter.sizes()) infos.back().shape.push_back(static_cast<std::uint32_t>(size));
+    infos.back().shape = shape_of(parameter);
     infos.back().dtype = *dtype_of(parameter);
   }
   return infos;
@@ -62,6 +63,7 @@ void FusedModel::exchange_live(std::size_t parameter, train::Buffer& next) {
   auto owner = std::move(next.owner);
   tensor.set_data(torch::from_blob(
       next.values.data(), tensor.sizes(), [owner](void*) mutable { owner.reset(); }, before.options()));
+  note_replaced(tensor);
   const auto values = span_of(before);
   next = {std::make_shared<torch::Tensor>(std::move(before)), values};
 }
@@ -103,6 +105,7 @@ void FusedModel::step_locally(double scale) {
       step.finish(0, step.size());
     }
     known_.count_step(i);
+    note_written(parameters_[i]);
     gradient.reset();
     if (!mirrors_.empty()) mirrors_[i].copy_(parameters_[i]);
   }
@@ -114,6 +117,10 @@ void FusedModel::hold_memory() {
   held_.clear();
   for (const auto* tensors : {&parameters_, &mirrors_})
     for (const auto& tensor : *tensors) held_.push_back(tensor.detach());
+}
+
+void FusedModel::note_all_written() const {
+  for (const auto& parameter : parameters_) note_written(parameter);
 }
 
 // ---- Mirrors
@@ -152,6 +159,7 @@ std::function<void(const averaging::Stretch&)> FusedModel::watch_step(train::Pla
 Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
   const bool live_changes = steps_into_live();
   co_await FusedReplica::finish_step(epoch, step);
+  if (live_changes) note_all_written();
   if (upload_ && upload_->begun()) {
     if (step)
       co_await runtime().offload([this, used = in_use()] {
@@ -167,6 +175,7 @@ Task<void> FusedModel::finish_step(std::uint64_t epoch, bool step) {
 
 Task<bool> FusedModel::finish_state(bool averaged) {
   const bool publishable = co_await FusedReplica::finish_state(averaged);
+  if (std::exchange(averages_live_, false)) note_all_written();
   extras_.end(averaged);
   if (averaged && !extras_.empty()) co_await runtime().offload([this, used = in_use()] { extras_.stage(*trainer_); });
   co_await stage_next();
@@ -183,8 +192,9 @@ Task<bool> FusedModel::finish_state(bool averaged) {
 
 void FusedModel::publish() {
   const auto turn = trainer_->in_turn();  // it may be a thread of the pool that publishes
-  const bool staged = upload_ && upload_->ready() && has_next();
+  const bool staged = upload_ && upload_->ready() && has_next(), adds = has_changes();
   FusedReplica::publish();
+  if (adds) note_all_written();
   extras_.publish();
   staged ? upload_->send() : copy_to_mirrors();
 }

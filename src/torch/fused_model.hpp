@@ -45,11 +45,13 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   Task<void> hold_state() override;
   Task<std::shared_ptr<averaging::TensorParts>> state_parts(train::ParameterRound how) override {
     hold_memory();
+    averages_live_ = how.to == train::Place::live;
     return FusedReplica::state_parts(how);
   }
   Task<bool> finish_state(bool averaged) override;
   void write_parameters(const std::vector<std::span<float>>& from) override {
     FusedReplica::write_parameters(from);
+    note_all_written();
     if (!mirrors_.empty()) copy_to_mirrors();
   }
   void publish() override;
@@ -81,6 +83,7 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   const std::vector<torch::Tensor>& trained() const { return mirrors_.empty() ? parameters_ : mirrors_; }
   double local_factor(double scale) const;
   void hold_memory();
+  void note_all_written() const;
   bool is_as_described() const;
   Task<void> show_in_mirrors();
   void copy_to_mirrors();
@@ -98,8 +101,9 @@ class FusedModel final : public TorchReplica, public train::FusedReplica {
   GradientIntake intake_;
   RoundExtras extras_;
   Schedule schedule_;
-  OptimizerLayout layout_;  // loads change it, copies read it
-  std::mutex stepping_;     // local steps and copies exclude one another
+  OptimizerLayout layout_;      // loads change it, copies read it
+  bool averages_live_ = false;  // in the round of the state in progress
+  std::mutex stepping_;         // local steps and copies exclude one another
 };
 
 }  // namespace cohive::libtorch

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "model_state.hpp"
+#include "versions.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -13,10 +14,6 @@ using train::GradientSums;
 constexpr std::size_t kBucket = std::size_t{16}
                                 << 20;        // bytes: half a millisecond of a bus, so few events and little delay
 constexpr std::size_t kPlaceAlignment = 256;  // bytes
-
-std::uint32_t version_of(const torch::Tensor& tensor) {
-  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
-}
 
 bool copied_as_it_is(const torch::Tensor& gradient, const torch::Tensor& parameter) {
   return gradient.defined() && !gradient.is_sparse() && gradient.is_contiguous() && !gradient.is_inference() &&
@@ -139,8 +136,9 @@ void GradientDownload::start_bucket() {
     if (!copied_as_it_is(gradient, parameters_[i])) continue;
     if (early_[i].gradient.defined() && !early_[i].gradient.is_same(gradient))
       replaced_.push_back(std::move(early_[i].gradient));
-    early_[i] = {gradient, version_of(gradient), true};
+    early_[i] = {gradient, version_of(gradient), false};
     transfer().download(gradient.data_ptr(), place(i));
+    early_[i].valid = true;
   }
 }
 
@@ -155,13 +153,12 @@ torch::Tensor GradientDownload::prepared(torch::Tensor gradient, std::size_t par
       (gradient.is_sparse() ? gradient.to_dense() : gradient).to(like.device(), like.scalar_type()).contiguous();
   const std::size_t ours = early_[parameter].gradient.is_same(values) ? 1 : 0;
   gradient.reset();
-  const bool exclusive = values.use_count() == 1 + ours && values.storage().use_count() == 1;
-  return exclusive ? values : values.clone();
+  return is_exclusive(values, 1 + ours) ? values : values.clone();
 }
 
 GradientDownload::Batch GradientDownload::take() {
   const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   bucket_.clear();
   bucket_bytes_ = 0;
   std::vector<torch::Tensor> gradients, owners = std::exchange(replaced_, {});
@@ -186,8 +183,7 @@ GradientDownload::Batch GradientDownload::copy(std::vector<torch::Tensor>& gradi
   std::vector<torch::Tensor> plain(gradients.size());
   std::vector<std::size_t> all;
   for (std::size_t i = 0; i < gradients.size(); ++i)
-    if (copied_as_it_is(gradients[i], parameters_[i]) && gradients[i].use_count() == 1 &&
-        gradients[i].storage().use_count() == 1) {
+    if (copied_as_it_is(gradients[i], parameters_[i]) && is_exclusive(gradients[i])) {
       plain[i] = std::move(gradients[i]);
       all.push_back(i);
     }
@@ -222,6 +218,7 @@ void GradientDownload::drop() {
   replaced_.clear();
   std::ranges::fill(times_, 0);
   for (auto& early : early_) early = {};
+  failure_ = nullptr;
 }
 
 }  // namespace cohive::libtorch

@@ -12,6 +12,13 @@
 
 namespace cohive::libtorch {
 
+/// Tells whether so many handles are all that refers to a tensor, and the tensor is all that its memory holds: the last
+/// view of a large buffer keeps all of it.
+inline bool is_exclusive(const torch::Tensor& tensor, std::size_t handles = 1) {
+  return tensor.use_count() == handles && tensor.storage().use_count() == 1 &&
+         tensor.storage().nbytes() <= tensor.nbytes();
+}
+
 /// The trainer's thread, and those of LibTorch that call hooks.
 class GradientDownload {
  public:
@@ -28,7 +35,7 @@ class GradientDownload {
     std::shared_ptr<train::Transfer> transfer;  ///< null where there are none
   };
   /// Takes the gradients of the parameters, which have none afterwards. Copies what has not been copied yet, or not as
-  /// it is now. Throws what kept an earlier copy from being queued.
+  /// it is now. Throws once what kept an earlier copy from being queued; the gradients stay then.
   Batch take();
   /// Takes from `gradients`, which were those of the parameters, all that can be copied as they are: nothing else uses
   /// them, and the trainer has been noted since they were made. Any thread.

@@ -26,9 +26,7 @@ torch::Tensor released(torch::Tensor gradient, torch::Device device) {
   torch::NoGradGuard no_grad;
   torch::Tensor values = on_device(gradient, device);
   gradient.reset();
-  // The tensor is ours alone when no other handle refers to it, nor a view to its memory.
-  const bool exclusive = values.use_count() == 1 && values.storage().use_count() == 1;
-  return exclusive ? values : values.clone();
+  return is_exclusive(values) ? values : values.clone();
 }
 
 GradientSums::Gradient handed_over(torch::Tensor gradient, torch::Device device) {

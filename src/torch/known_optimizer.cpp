@@ -7,6 +7,7 @@
 #include "cohive/optim/step.hpp"
 #include "cohive/torch/lamb.hpp"
 #include "cohive/torch/muon.hpp"
+#include "train/detail/usable_statistics.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -247,6 +248,22 @@ void set_steps(to::Optimizer& optimizer, const torch::Tensor& parameter, double 
     if constexpr (!std::is_same_v<std::decay_t<decltype(state)>, to::SGDParamState>)
       state.step(std::llround(std::clamp(steps, 0.0, optim::kMostSteps)));
   });
+}
+
+void make_usable(const NamedStatistics& statistics) {
+  torch::NoGradGuard no_grad;
+  const auto named = [&](std::string_view name) {
+    const auto found = std::ranges::find(statistics, name, &NamedStatistics::value_type::first);
+    return found == statistics.end() ? torch::Tensor() : found->second;
+  };
+  for (const auto& [name, values] : statistics)
+    if (train::is_of_squares(name)) values.clamp_(0);
+  for (const auto& moments : train::kMoments) {
+    const auto mean = named(moments.mean), squares = named(moments.squares);
+    if (!mean.defined() || !squares.defined()) continue;
+    const auto wide = at::promote_types(mean.scalar_type(), torch::kFloat32);
+    mean.masked_fill_(mean.to(wide).square() > squares.to(wide) * moments.most, 0);
+  }
 }
 
 void set_statistics(to::Optimizer& optimizer, to::OptimizerOptions& options, const torch::Tensor& parameter,

@@ -23,6 +23,8 @@ class KnownOptimizer {
   /// Returns nothing for a class that is none of LibTorch's or cohive's own: a class derived from one may step
   /// otherwise.
   static std::optional<KnownOptimizer> of(torch::optim::Optimizer& optimizer);
+  /// \param optimizer  is of one of these classes, or derived from one
+  explicit KnownOptimizer(torch::optim::Optimizer& optimizer);
 
   /// Returns the options of a parameter's step, as they are now.
   optim::Options options(std::size_t parameter) const;
@@ -34,7 +36,6 @@ class KnownOptimizer {
   void look_at_state();
 
  private:
-  explicit KnownOptimizer(torch::optim::Optimizer& optimizer);
   torch::optim::Optimizer* optimizer_;
   std::vector<std::size_t> groups_;  // of each parameter
   std::vector<torch::Tensor> parameters_;
@@ -59,6 +60,9 @@ torch::Tensor initial_statistic(torch::optim::OptimizerOptions& options, const t
 void move_statistics_to_parameters(torch::optim::Optimizer& optimizer);
 /// Sets the number of steps that a parameter has taken: the nearest one that makes sense.
 void set_steps(torch::optim::Optimizer& optimizer, const torch::Tensor& parameter, double steps);
+/// Makes statistics of a parameter that have come from elsewhere such that a step can use them: no square is below 0,
+/// and a mean of gradients that their squares rule out becomes 0.
+void make_usable(const NamedStatistics& statistics);
 /// Replaces what an optimizer keeps of a parameter by values under the names that statistics_kept returned.
 void set_statistics(torch::optim::Optimizer& optimizer, torch::optim::OptimizerOptions& options,
                     const torch::Tensor& parameter, const NamedStatistics& statistics);

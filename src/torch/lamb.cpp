@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "known_optimizer.hpp"
+#include "versions.hpp"
 
 namespace cohive {
 
@@ -12,9 +13,9 @@ Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, LambOpt
     for (const auto& parameter : group.params())
       if (!parameter.is_cpu() || parameter.scalar_type() != torch::kFloat32 || !parameter.is_contiguous())
         throw std::invalid_argument("cohive::Lamb: parameters must be contiguous float32 tensors in host memory");
-  auto known = libtorch::KnownOptimizer::of(*this);
+  const libtorch::KnownOptimizer known(*this);
   const std::size_t count = libtorch::parameters_of(*this).size();
-  for (std::size_t i = 0; i < count; ++i) optim::check(known->options(i));
+  for (std::size_t i = 0; i < count; ++i) optim::check(known.options(i));
 }
 
 torch::Tensor Lamb::step(LossClosure closure) {
@@ -24,7 +25,7 @@ torch::Tensor Lamb::step(LossClosure closure) {
     loss = closure();
   }
   torch::NoGradGuard no_grad;
-  auto known = *libtorch::KnownOptimizer::of(*this);
+  libtorch::KnownOptimizer known(*this);
   auto parameters = libtorch::parameters_of(*this);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].grad().defined()) continue;
@@ -41,6 +42,7 @@ torch::Tensor Lamb::step(LossClosure closure) {
     one.settle();
     one.finish(0, size);
     known.count_step(i);
+    libtorch::note_written(parameters[i]);
   }
   return loss;
 }

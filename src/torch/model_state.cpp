@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cohive/averaging/errors.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/optim/passes.hpp"
 #include "cohive/optim/step.hpp"
 #include "known_optimizer.hpp"
+#include "refuse.hpp"
 #include "train/detail/loaded_state.hpp"
+#include "versions.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -27,12 +30,6 @@ torch::ScalarType torch_type(codec::DType type) {
   for (const auto& [ours, theirs] : kTypes)
     if (ours == type) return theirs;
   throw std::invalid_argument("not a type of tensors in states");
-}
-
-codec::Shape shape_of(const torch::Tensor& tensor) {
-  codec::Shape shape;
-  for (auto size : tensor.sizes()) shape.push_back(static_cast<std::uint32_t>(size));
-  return shape;
 }
 
 /// A copy on the host in the tensor's own type.
@@ -182,6 +179,16 @@ std::optional<codec::DType> dtype_of(const torch::Tensor& tensor) {
   return type && codec::is_floating(*type) ? type : std::nullopt;
 }
 
+codec::Shape shape_of(const torch::Tensor& tensor) {
+  codec::Shape shape;
+  for (const auto size : tensor.sizes()) {
+    demand(size <= std::numeric_limits<std::uint32_t>::max(),
+           "a tensor has a dimension of " + std::to_string(size) + ": states have none beyond 2^32 - 1");
+    shape.push_back(static_cast<std::uint32_t>(size));
+  }
+  return shape;
+}
+
 StateDescription describe_state(torch::optim::Optimizer& optimizer, const std::vector<torch::Tensor>& parameters,
                                 std::uint64_t epoch, const std::vector<torch::Tensor>& extras,
                                 const OptimizerLayout& layout) {
@@ -256,15 +263,12 @@ averaging::SharedState view_of(const StateDescription& description) {
     sources.push_back(source_of(tensor, description.infos[i].role));
     state.tensors.push_back({*wire_type_of(tensor), shape_of(tensor), tensor.requires_grad(), {}});
   }
-  const auto version = [](const torch::Tensor& tensor) {
-    return tensor.is_inference() ? 0 : static_cast<std::int64_t>(tensor._version());
-  };
-  std::vector<std::pair<torch::Tensor, std::int64_t>> versions;
+  std::vector<std::pair<torch::Tensor, std::uint32_t>> versions;
   for (std::size_t i = 0; i < description.tensors.size(); ++i)
     if (const auto& tensor = description.tensors[i]; description.infos[i].role != codec::Role::unspecified)
-      versions.emplace_back(tensor.detach(), version(tensor));
-  auto unchanged = [versions = std::move(versions), version] {
-    return std::ranges::all_of(versions, [&](const auto& one) { return version(one.first) == one.second; });
+      versions.emplace_back(tensor.detach(), version_of(tensor));
+  auto unchanged = [versions = std::move(versions)] {
+    return std::ranges::all_of(versions, [](const auto& one) { return version_of(one.first) == one.second; });
   };
   state.reader = std::make_shared<averaging::StateReader>(
       std::make_shared<averaging::LiveTensors>(std::move(sources), std::move(unchanged)));
@@ -371,6 +375,7 @@ void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& sta
       if (statistics.empty()) continue;
       for (auto& [name, value] : statistics)
         if (name != "step") value = value.to(of.options().requires_grad(false));
+      make_usable(statistics);
       set_statistics(optimizer, group.options(), of, statistics);
     }
 }
@@ -403,7 +408,7 @@ std::optional<averaging::SharedState> copy_unless_changed(const std::vector<torc
   torch::NoGradGuard no_grad;
   const auto versions = [&] {
     std::uint64_t sum = 0;
-    for (const auto& parameter : parameters) sum += parameter.is_inference() ? 0 : parameter._version();
+    for (const auto& parameter : parameters) sum += version_of(parameter);
     return sum;
   };
   for (int attempt = 0; attempt < kAttempts; ++attempt) {

@@ -16,6 +16,10 @@ std::optional<codec::DType> dtype_of(const torch::Tensor& tensor);
 /// The same for types that travel in states: integers and truth values, too.
 std::optional<codec::DType> wire_type_of(const torch::Tensor& tensor);
 
+/// Returns the shape of a tensor as it travels. Throws std::invalid_argument with a sentence for a dimension of 2^32 or
+/// more.
+codec::Shape shape_of(const torch::Tensor& tensor);
+
 /// A state by reference: metadata as it travels, and the tensors of parameters and statistics themselves.
 struct StateDescription {
   msgpack::Value metadata;
@@ -57,7 +61,7 @@ struct CheckedState {
 Result<CheckedState> check_state(torch::optim::Optimizer& optimizer, const averaging::DownloadedState& state,
                                  std::uint64_t least_epoch, const std::vector<torch::Tensor>& extras,
                                  OptimizerLayout& layout);
-/// Writes the statistics into the optimizer.
+/// Writes the statistics into the optimizer, as make_usable() leaves them.
 void load_statistics(torch::optim::Optimizer& optimizer, const CheckedState& state);
 /// Writes a state that check_state() takes into the optimizer, `parameters`, which are its own, and extra tensors.
 /// Returns the state's epoch. What differs without harm is logged.

@@ -154,22 +154,26 @@ void Muon::load(torch::serialize::InputArchive& archive) {
   };
   TORCH_CHECK(number_at("groups") == static_cast<std::int64_t>(param_groups().size()), "other groups of parameters");
   std::size_t number = 0;
-  state().clear();
+  std::remove_cvref_t<decltype(state())> states;
+  std::vector<std::unique_ptr<to::OptimizerOptions>> read;
   for (std::size_t g = 0; g < param_groups().size(); ++g) {
     auto& group = param_groups()[g];
     torch::serialize::InputArchive options;
     archive.read(key("options", g), options);
-    group.options().serialize(options);
+    read.push_back(group.options().clone());
+    read.back()->serialize(options);
     for (const auto& parameter : group.params()) {
       torch::serialize::InputArchive kept;
       if (!archive.try_read(key("state", number++), kept)) continue;
       std::unique_ptr<to::OptimizerParamState> made = std::make_unique<to::SGDParamState>();
       if (dynamic_cast<to::AdamWOptions*>(&group.options())) made = std::make_unique<to::AdamWParamState>();
       made->serialize(kept);
-      state()[parameter.unsafeGetTensorImpl()] = std::move(made);
+      states[parameter.unsafeGetTensorImpl()] = std::move(made);
     }
     TORCH_CHECK(number_at(key("parameters", g)) == static_cast<std::int64_t>(number), "another number of parameters");
   }
+  state() = std::move(states);
+  for (std::size_t g = 0; g < read.size(); ++g) param_groups()[g].set_options(std::move(read[g]));
 }
 
 }  // namespace cohive

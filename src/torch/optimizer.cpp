@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "cohive/core/log.hpp"
 #include "cohive/torch/grad_scaler.hpp"
@@ -34,10 +36,11 @@ struct Optimizer::Impl {
   /// How the gradients of a batch come.
   struct Scaled {
     double scale = 1;
-    bool finite = true;
+    std::optional<bool> finite = std::nullopt;  // unset: nobody has looked
   };
   StepReport step(std::int64_t batch, Scaled gradients);
   std::int64_t take_batch(std::int64_t batch, Scaled gradients);
+  bool steps_can_use(Scaled gradients);
   void check_model() const;
   /// The run, for a call that uses the model and waits.
   train::Trainer& use_model() {
@@ -54,6 +57,7 @@ struct Optimizer::Impl {
   libtorch::DescribedTensors described;
   std::shared_ptr<libtorch::TrainerStream> stream;  // of the trainer
   bool scheduled = false;                           // the learning rates follow a scheduler
+  bool told_of_batches = false;                     // that are not finite
   libtorch::TorchReplica* model = nullptr;          // the trainer's
   std::unique_ptr<train::Trainer> trainer;
 };
@@ -104,10 +108,20 @@ void Optimizer::Impl::check_model() const {
         "average those: make another cohive::Optimizer for a new list");
 }
 
+/// Sums of gradients are looked through as they are added up. A local step would spoil the parameters at once.
+bool Optimizer::Impl::steps_can_use(Scaled gradients) {
+  if (gradients.finite || !given.use_local_updates) return gradients.finite.value_or(true);
+  const bool finite = model->intake().all_finite();
+  if (!finite && !std::exchange(told_of_batches, true))
+    log::warn("torch", "gradients of a batch are not finite: it does not count, nor do the next ones until some are");
+  told_of_batches &= !finite;
+  return finite;
+}
+
 /// Returns the samples that count.
 std::int64_t Optimizer::Impl::take_batch(std::int64_t batch, Scaled gradients) {
   if (given.auxiliary) return 0;
-  if (!gradients.finite) {
+  if (!steps_can_use(gradients)) {
     model->intake().drop_batch();
     if (given.reuse_grad_buffers) trainer->forget_samples();
     return 0;

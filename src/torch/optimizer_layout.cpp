@@ -237,8 +237,8 @@ int release_from(const std::string& text) {
   if (const auto parsed = std::from_chars(text.data(), end, major); parsed.ec == std::errc()) dot = parsed.ptr;
   const bool fine = dot && dot + 1 < end && *dot == '.' && major >= 0 && major < 1000 &&
                     std::from_chars(dot + 1, end, minor).ec == std::errc() && minor >= 0 && minor < 100;
-  const int release = 100 * major + minor;
-  demand(fine && release >= kOldestRelease,
+  const int release = fine ? 100 * major + minor : 0;
+  demand(release >= kOldestRelease,
          "the PyTorch of Python trainers is of a release such as 2.6, 2.4 at least, not " + log::quoted(text));
   return release;
 }

@@ -1,11 +1,10 @@
 #include "parameter_upload.hpp"
 
-#include <torch/csrc/autograd/variable.h>
-
 #include <algorithm>
 
 #include "cohive/optim/passes.hpp"
 #include "model_state.hpp"
+#include "versions.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -76,11 +75,6 @@ void ParameterUpload::upload(const Stretch& stretch) {
   transfer_->upload(from, static_cast<std::uint8_t*>(mirror.data_ptr()) + offset);
 }
 
-/// As an operation of LibTorch tells what has saved the tensor for a backward pass.
-void ParameterUpload::written(std::size_t parameter) const {
-  if (!mirrors_[parameter].is_inference()) torch::autograd::impl::bump_version(mirrors_[parameter]);
-}
-
 void ParameterUpload::stage(const Stretch& stretch, std::span<const float> values) noexcept {
   try {
     prepare();
@@ -111,7 +105,7 @@ void ParameterUpload::finish(const std::vector<torch::Tensor>& values) {
   ready_ = !at_once_;
   if (!at_once_) return;
   for (std::size_t i = 0; i < mirrors_.size(); ++i)
-    takes_plain_copies(mirrors_[i]) ? written(i) : void(mirrors_[i].copy_(values[i]));
+    takes_plain_copies(mirrors_[i]) ? note_written(mirrors_[i]) : void(mirrors_[i].copy_(values[i]));
   transfer_->hold_back_trainer();
 }
 
@@ -127,7 +121,7 @@ void ParameterUpload::send() {
   for (std::size_t i = 0; i < mirrors_.size(); ++i) {
     if (takes_plain_copies(mirrors_[i])) {
       upload({i, 0, size_of(mirrors_[i])});
-      written(i);
+      note_written(mirrors_[i]);
       continue;
     }
     const auto staged = torch::from_blob(place(i).data(), mirrors_[i].sizes(),

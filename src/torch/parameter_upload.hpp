@@ -45,7 +45,6 @@ class ParameterUpload {
   void prepare();
   optim::View place(std::size_t parameter) const;
   void upload(const averaging::Stretch& stretch);
-  void written(std::size_t parameter) const;
 
   const std::shared_ptr<train::DeviceLink> link_;
   const std::vector<torch::Tensor> mirrors_;

@@ -8,6 +8,7 @@
 #include "known_optimizer.hpp"
 #include "model_state.hpp"
 #include "refuse.hpp"
+#include "train/detail/usable_statistics.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -16,11 +17,6 @@ using train::Buffer;
 
 torch::Tensor as_view(const Buffer& buffer, at::IntArrayRef sizes) {
   return torch::from_blob(buffer.values.data(), sizes, torch::TensorOptions(torch::kFloat32));
-}
-
-/// Statistics that are a sum or a mean of squares: a root is drawn from them.
-bool is_of_squares(std::string_view name) {
-  return name == "exp_avg_sq" || name == "max_exp_avg_sq" || name == "square_avg" || name == "sum";
 }
 
 /// The range of a type in numbers that float32 holds, so that what peers send cannot become something else.
@@ -85,7 +81,7 @@ void RoundExtras::add_statistics(const std::string& name) {
 
 void RoundExtras::add_info(const torch::Tensor& tensor, codec::Role role, codec::TensorKey key, bool own_type) {
   averaging::TensorInfo info;
-  for (auto size : tensor.sizes()) info.shape.push_back(static_cast<std::uint32_t>(size));
+  info.shape = shape_of(tensor);
   if (own_type) info.dtype = *wire_type_of(tensor);
   info.requires_grad = tensor.requires_grad();
   info.role = role;
@@ -173,8 +169,8 @@ void RoundExtras::publish() {
   if (!std::exchange(averaged_, false)) return;
   torch::NoGradGuard no_grad;
   for (std::size_t i = 0; i < statistics_.size(); ++i) write(statistics_[i], copies_[i]);
-  for (const auto& statistic : statistics_)
-    if (statistic.name == "grad_avg" || statistic.name == "square_avg") bound_centre(statistic);
+  if (has_statistics())
+    for (const auto& parameter : parameters_of(optimizer_)) make_usable(statistics_of(optimizer_, parameter));
   for (std::size_t i = 0; i < extras_.extra_tensors.size(); ++i) {
     auto& tensor = extras_.extra_tensors[i];
     const auto& copy = copies_[statistics_.size() + i];
@@ -185,24 +181,18 @@ void RoundExtras::publish() {
 }
 
 /// A step draws roots from some statistics, and counts with others: what peers send must not make numbers of them that
-/// it cannot use.
+/// it cannot use. A small square of which the group's codec has left nothing stays ours.
 void RoundExtras::write(const Statistic& which, const Copy& copy) {
   auto& group = optimizer_.param_groups()[which.group];
   const auto live = read(which);
-  const auto value = merged(live, copy);
+  auto value = merged(live, copy);
   if (which.name == "step") return set_steps(optimizer_, group.params()[which.parameter], value.item<double>());
-  const auto [least, most] = range_of(live.scalar_type());
-  live.copy_(value.clamp(is_of_squares(which.name) ? 0.0 : least, most));
-}
-
-/// Centred RMSprop draws the root of square_avg - grad_avg^2.
-void RoundExtras::bound_centre(const Statistic& which) {
-  auto& group = optimizer_.param_groups()[which.group];
-  for (const auto& [name, mean] : statistics_of(optimizer_, group.params()[which.parameter])) {
-    if (name != "grad_avg") continue;
-    const auto most = read({which.group, which.parameter, "square_avg"}).sqrt();
-    mean.copy_(torch::minimum(torch::maximum(mean, -most), most));
+  if (train::is_of_squares(which.name)) {
+    const auto average = differences_ ? copy.before + copy.after : copy.after;
+    value = torch::where(torch::minimum(average, value) > 0, value, live.to(value.device()));
   }
+  const auto [least, most] = range_of(live.scalar_type());
+  live.copy_(value.clamp(least, most));
 }
 
 }  // namespace cohive::libtorch

@@ -61,7 +61,6 @@ class RoundExtras {
   torch::Tensor read(const Statistic& which);
   torch::Tensor merged(const torch::Tensor& live, const Copy& copy) const;
   void write(const Statistic& which, const Copy& copy);
-  void bound_centre(const Statistic& which);
 
   torch::optim::Optimizer& optimizer_;
   ModelExtras extras_;

@@ -114,8 +114,9 @@ StepReport Strategy::step(std::int64_t batch_size) {
 }
 
 StepReport Strategy::step(const at::Tensor& batch) {
-  if (!options_.batch_size) options_.batch_size = batch.dim() > 0 ? batch.size(0) : 0;
-  return optimizer().step(batch);
+  const auto report = optimizer().step(batch);
+  if (!options_.batch_size && !options_.optimizer.batch_size) options_.batch_size = batch.size(0);
+  return report;
 }
 
 /// The size of a batch is that of the options, or of the first one.

@@ -11,6 +11,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/optim/parallel.hpp"
 #include "train/detail/loaded_state.hpp"
+#include "train/detail/usable_statistics.hpp"
 
 namespace cohive::train {
 namespace {
@@ -318,16 +319,17 @@ averaging::SharedState BufferReplica::describe(std::uint64_t epoch,
                                                const std::function<Slice(std::span<const float>)>& bytes) {
   averaging::SharedState state;
   state.metadata = msgpack::Map{{{"epoch", epoch}, {"group_bits", ""}, {"optimizer_metadata", msgpack::Array{}}}};
-  const auto add = [&](std::string name, std::span<const float> values, const codec::Shape& shape) {
-    state.tensors.push_back({codec::DType::float32, shape, false, bytes(values)});
+  const auto add = [&](std::string name, const codec::Shape& shape, codec::Role role, Slice values) {
+    state.infos.push_back({std::uint64_t{state.tensors.size()}, shape, codec::DType::float32, role});
+    state.tensors.push_back({codec::DType::float32, shape, false, std::move(values)});
     state.names.push_back(std::move(name));
   };
-  for (std::size_t i = 0; i < size(); ++i) add("parameter." + std::to_string(i), newest(i), gradient_infos()[i].shape);
-  for (auto& [name, shape, values] : kept_statistics()) add(std::move(name), values, shape);
+  for (std::size_t i = 0; i < size(); ++i)
+    add("parameter." + std::to_string(i), gradient_infos()[i].shape, codec::Role::parameter, bytes(newest(i)));
+  for (auto& [name, shape, values] : kept_statistics())
+    add(std::move(name), shape, codec::Role::optimizer, bytes(values));
   const std::vector<float> steps(steps_.begin(), steps_.end());
-  const codec::Shape shape{static_cast<std::uint32_t>(steps.size())};
-  state.tensors.push_back({codec::DType::float32, shape, false, bytes_of(steps)});
-  state.names.emplace_back(kSteps);
+  add(kSteps, {static_cast<std::uint32_t>(steps.size())}, codec::Role::optimizer, bytes_of(steps));
   return state;
 }
 
@@ -371,9 +373,11 @@ Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState&
   const std::lock_guard lock(stepping_);
   std::vector<std::span<float>> places;
   std::vector<std::string> statistics;
+  StatisticViews views;
   for (const auto& buffer : live_) places.push_back(buffer.values);
   for (auto& kept : kept_statistics()) {
     places.push_back(kept.values);
+    views.emplace(kept.name, kept.values);
     statistics.push_back(std::move(kept.name));
   }
   statistics.emplace_back(kSteps);
@@ -393,6 +397,7 @@ Result<std::uint64_t> BufferReplica::take_over(const averaging::DownloadedState&
   const auto is_count = [](float steps) { return std::round(steps) >= 0 && steps <= optim::kMostSteps; };
   if (whole && !std::ranges::all_of(values.back(), is_count)) return bad("a count of steps that is none");
   for (std::size_t i = 0; i < places.size(); ++i) std::ranges::copy(values[i], places[i].begin());
+  if (whole) make_usable(views);
   for (std::size_t i = 0; whole && i < size(); ++i) steps_[i] = std::llround(values.back()[i]);
   if (!whole) log::warn("train", "the checkpoint was taken without the statistics of its optimizer: ours keeps others");
   return epoch;

@@ -467,9 +467,18 @@ Task<bool> CatchingUp::take_epoch_of(const Exchanged& exchanged, std::size_t lea
   co_return true;
 }
 
+Task<void> CatchingUp::abandon_rounds() {
+  const auto* const step = run_.of_step();
+  const bool takes_sums = step && step->has_group();
+  co_await rounds_.abandon();
+  if (!takes_sums) co_return;
+  co_await epochs_.drop_batches();
+  run_.tracker.report(run_.counts.epoch(), 0);
+}
+
 Task<void> CatchingUp::restore(std::uint64_t epoch, std::function<void()> write) {
   const RunRounds::Suspended suspended(rounds_);
-  co_await rounds_.abandon();
+  co_await abandon_rounds();
   {
     auto change = co_await run_.model.change();
     co_await run_.runtime.offload(std::move(write));

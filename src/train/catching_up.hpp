@@ -55,6 +55,9 @@ class CatchingUp {
   /// Exchanges begin anew, or go on with the values that they keep. Returns the epoch. Nothing is changed on an error.
   Task<Result<std::uint64_t>> replace_model(averaging::DownloadedState state, std::vector<codec::Tensor> kept,
                                             Source source);
+  /// Gives up the rounds that have begun, before a state is replaced that may be refused. A group that stands takes the
+  /// sums of gradients with it: their samples go, too.
+  Task<void> abandon_rounds();
   /// Another state has taken the place of that which claims were looked into for.
   void forget_proof() { proof_.reset(); }
   /// Goes on from `epoch`, whose state `write` puts into the replica on the pool.

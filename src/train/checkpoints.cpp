@@ -191,7 +191,6 @@ Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, 
   StepReport ignored;
   (void)co_await epochs_.settle(ignored);
   const RunRounds::Suspended suspended(rounds_);
-  co_await rounds_.abandon();
   const std::uint64_t epoch = of_this_run ? origin_of(content.metadata).epoch : run_.model.epoch();
   if (epoch > kMostEpochs)
     co_return Error(checkpoint::Errc::does_not_fit, file.string() + ": no run comes to epoch " + std::to_string(epoch));
@@ -201,6 +200,7 @@ Task<Result<std::uint64_t>> Checkpoints::restore(path file, TensorFile content, 
   auto found =
       to_tensors(std::move(content), run_.options.checkpoints.parameter_names, run_.replica.gradient_infos().size());
   if (!found) co_return found.error().with_context(file.string());
+  co_await catching_up_.abandon_rounds();
   averaging::DownloadedState state;
   state.donor = run_.dht.host().id();
   // Replicas tell by the names whether the statistics are theirs.

@@ -53,6 +53,28 @@ TEST(Manifest, SaysWhatTheStateConsistsOf) {
   EXPECT_EQ(parsed.piece(6).first, 131'072u);
 }
 
+TEST(Manifest, StatisticsTravelAsTheyAreUnlessARuleByRoleOrKeyNamesThem) {
+  using codec::Codec, codec::Compression, codec::Role;
+  SharedState state{msgpack::Map{{{"epoch", 3}}},
+                    {tensor(codec::DType::float32, {8}), tensor(codec::DType::float32, {8})}};
+  state.infos = {{std::uint64_t{0}, {8}, codec::DType::float32, Role::parameter},
+                 {std::uint64_t{1}, {8}, codec::DType::float32, Role::optimizer}};
+  const auto codecs = [&](const Compression& compression) {
+    const auto built = build(state, compression).value();
+    return std::pair(built.tensors[0].codec, built.tensors[1].codec);
+  };
+  const auto by_key = Compression::per_tensor(std::vector<Compression>{Codec::float16, Codec::float16});
+  const std::pair exact(Codec::float16, Codec::none), named(Codec::float16, Codec::float16);
+  EXPECT_EQ(codecs(Codec::float16), exact);
+  EXPECT_EQ(codecs(Compression::size_adaptive(1, Codec::none, Codec::float16)), exact);
+  EXPECT_EQ(codecs(Compression::role_adaptive({.parameter = Codec::float16}, Codec::uniform8)), exact);
+  EXPECT_EQ(codecs(Compression::role_adaptive({.optimizer = Codec::float16}, Codec::float16)), named);
+  EXPECT_EQ(codecs(by_key), named);
+  EXPECT_EQ(codecs(Compression::size_adaptive(1, Codec::none, by_key)), named);
+  state.infos.clear();
+  EXPECT_EQ(codecs(Codec::float16), named) << "nothing says what they are";
+}
+
 TEST(Manifest, EqualStatesHaveEqualRootsAndOthersDoNot) {
   const auto root = [](SharedState state, codec::Compression compression = {}) {
     return root_of(as_bytes(encode_manifest(build(std::move(state), compression).value())));

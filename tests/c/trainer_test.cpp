@@ -195,6 +195,54 @@ TEST_P(CTrainer, ANewcomerTakesTheState) {
   EXPECT_EQ(theirs.values, ours.values);
 }
 
+/// A model whose optimizer keeps a mean of gradients and one of their squares.
+struct ModelWithMoments {
+  explicit ModelWithMoments(float value) : model(value) {
+    model.calls.context = this;
+    model.calls.step = [](void* self, float* const* gradients, std::uint64_t epoch) {
+      return Model::step(&static_cast<ModelWithMoments*>(self)->model, gradients, epoch);
+    };
+    model.calls.load = load;
+  }
+  static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
+                           std::size_t count, std::uint64_t epoch) {
+    auto& self = *static_cast<ModelWithMoments*>(context);
+    if (count != 3) return 1;
+    std::copy_n(static_cast<const float*>(tensors[1].data), 4, self.mean.begin());
+    std::copy_n(static_cast<const float*>(tensors[2].data), 4, self.squares.begin());
+    self.model.loaded = epoch;
+    return 0;
+  }
+  std::int32_t describe(cohive_trainer* trainer) {
+    cohive_tensor state[] = {model.tensor(), model.tensor(), model.tensor()};
+    state[1].data = mean.data();
+    state[2].data = squares.data();
+    for (auto& tensor : state) tensor.codec = "FLOAT16";
+    const char* const names[] = {"parameter.0", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq"};
+    return cohive_trainer_describe(trainer, raw("\x81\xa1x\x01"), 4, state, names, 3, nullptr, nullptr);
+  }
+  Model model;
+  std::vector<float> mean = std::vector<float>(4), squares = std::vector<float>(4);
+};
+
+TEST(CTrainerSteps, GoOnFromStatisticsThatArriveAsTheyAreAndThatStepsCanUse) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  ModelWithMoments ours(1), theirs(9);
+  ours.mean = {1, 1, 1e-5f, 1};
+  ours.squares = {-1e-9f, 0, 1e-9f, 4};
+  TrainerOwner our_trainer(first.handle, ours.model);
+  ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
+  TrainerOwner their_trainer(second.handle, theirs.model);
+  ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
+  std::int32_t loaded = 0;
+  for (int tries = 0; tries < 50 && loaded == 0; ++tries)
+    ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
+  ASSERT_EQ(theirs.model.loaded, 1u);
+  EXPECT_EQ(theirs.squares, (std::vector<float>{0, 0, 1e-9f, 4}));
+  EXPECT_EQ(theirs.mean, (std::vector<float>{0, 0, 1e-5f, 1})) << "a step divides it by the root of its square";
+}
+
 /// Floats in pages of their own: whoever reads them after the end ends the program.
 class Pages {
  public:

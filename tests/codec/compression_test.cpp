@@ -62,6 +62,21 @@ TEST(Compression, StrategiesNest) {
   EXPECT_EQ(chosen(compression, info({100}, Role::gradient)), Codec::float16);
 }
 
+TEST(Compression, KnowsWhetherARuleByRoleOrByKeyNamesACodec) {
+  const auto names = [](const Compression& compression, const CompressionInfo& what) {
+    return compression.names(what);
+  };
+  EXPECT_FALSE(names(Codec::float16, info({5}, Role::optimizer)));
+  EXPECT_FALSE(names(Compression::size_adaptive(1, Codec::none, Codec::float16), info({5}, Role::optimizer)));
+  const auto by_role = Compression::role_adaptive({.optimizer = Codec::none}, Codec::float16);
+  EXPECT_TRUE(names(by_role, info({5}, Role::optimizer)));
+  EXPECT_FALSE(names(by_role, info({5}, Role::parameter)));
+  EXPECT_FALSE(names(by_role, info({5}, Role::unspecified)));
+  const auto by_key = Compression::per_tensor({Codec::float16});
+  EXPECT_TRUE(names(by_key, info({5})));
+  EXPECT_TRUE(names(Compression::role_adaptive({.parameter = Codec::none}, by_key), info({5}, Role::optimizer)));
+}
+
 TEST(Compression, RatiosAreBitsOfTheCodecOverBitsOfTheDtypeInTheInfo) {
   const auto ratio = [](Codec codec, DType dtype) {
     return Compression(codec).ratio({std::uint64_t{0}, {5}, dtype, Role::unspecified}).value();

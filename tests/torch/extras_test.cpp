@@ -63,6 +63,7 @@ TEST(RoundExtras, BecomeTheAverage) {
   Adam adam({weight}, AdamOptions(0.1));
   auto mean = torch::tensor({1.0f, 0.1f}), count = torch::tensor(10), flag = torch::tensor(false);
   libtorch::RoundExtras extras(adam, {{mean, count, flag}, {"exp_avg"}}, false);
+  libtorch::made_statistic(adam, adam.defaults(), weight, "exp_avg_sq").fill_(1);
   const auto memory = extras.begin(ParameterRound{}, trainer);
   EXPECT_EQ(memory[1].read[1], 0.1f);
   end_round(extras, memory, {{0.5f, 0.25f}, {3.0f, 1e-3f}, {11.6f}, {0.7f}});
@@ -124,6 +125,7 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   EXPECT_EQ(small.item<std::int64_t>(), 0);
   const auto& state = static_cast<torch::optim::AdamParamState&>(*adam.state().begin()->second);
   EXPECT_EQ(floats(state.exp_avg_sq()), (std::vector<float>{0, 0}));
+  EXPECT_EQ(floats(state.exp_avg()), (std::vector<float>{0, 0})) << "a step divides it by the root of its square";
   EXPECT_EQ(state.step(), 0);
 
   auto centred = torch::full({1}, 0.5f).requires_grad_();
@@ -133,6 +135,20 @@ TEST(RoundExtras, WhatPeersSendCannotBecomeNumbersThatAStepCannotUse) {
   centred.mutable_grad() = torch::zeros({1});
   rmsprop.step();
   EXPECT_TRUE(torch::isfinite(centred).all().item<bool>());
+}
+
+TEST(RoundExtras, SquaresOfWhichACodecLeavesNothingStayOurs) {
+  for (const bool changes : {false, true}) {
+    auto weight = torch::zeros({3}).requires_grad_();
+    Adam adam({weight}, AdamOptions(0.1));
+    libtorch::RoundExtras extras(adam, {{}, {"exp_avg_sq"}}, false);
+    auto squares = libtorch::made_statistic(adam, adam.defaults(), weight, "exp_avg_sq");
+    squares.copy_(torch::tensor({1e-9f, 1e-9f, 1.0f}));
+    const auto memory = extras.begin(ParameterRound{.changes = changes}, trainer);
+    const float own = changes ? 1e-9f : 0;  // rounds of differences yield these
+    end_round(extras, memory, {{0 - own, -1e-9f - own, changes ? 2.0f : 3.0f}});
+    EXPECT_EQ(floats(squares), (std::vector<float>{1e-9f, 1e-9f, 3})) << changes;
+  }
 }
 
 TEST(RoundExtras, TensorsThatCannotBeAveragedAreRefused) {

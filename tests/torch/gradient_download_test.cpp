@@ -128,6 +128,21 @@ TEST_F(Downloads, SparseAndStridedGradientsArriveDense) {
   EXPECT_TRUE(torch::equal(all[1], torch::arange(12, torch::kFloat32).reshape({3, 4}).t()));
 }
 
+TEST_F(Downloads, TheLastViewOfALargeBufferDoesNotKeepIt) {
+  const std::vector parameters{parameter(3), parameter(3)};
+  GradientDownload download(link, parameters, false);
+  auto flat = torch::arange(6, torch::kFloat32);
+  const auto buffer = flat.storage().getWeakStorageImpl();
+  parameters[0].mutable_grad() = flat.narrow(0, 0, 3).variable_data();
+  parameters[1].mutable_grad() = flat.narrow(0, 3, 3).variable_data();
+  flat.reset();
+  const auto batch = download.take();
+  EXPECT_TRUE(buffer.expired());
+  const auto all = arrived(batch, parameters);
+  EXPECT_TRUE(torch::equal(all[0], torch::tensor({0.0f, 1.0f, 2.0f})));
+  EXPECT_TRUE(torch::equal(all[1], torch::tensor({3.0f, 4.0f, 5.0f})));
+}
+
 TEST_F(Downloads, AnotherHookOfAParameterGoesOn) {
   struct Counting final : torch::autograd::PostAccumulateGradHook {
     explicit Counting(int& of) : calls(of) {}
@@ -180,6 +195,17 @@ TEST_F(Downloads, AnErrorDuringBackwardIsTheStepsAndNotBackwards) {
   link->refusing = true;
   EXPECT_NO_THROW(parameters[0].sum().backward());
   EXPECT_THROW(download.take(), std::runtime_error);
+  link->refusing = false;
+  const auto again = arrived(download.take(), parameters);
+  EXPECT_TRUE(torch::equal(again[0], torch::ones_like(again[0]))) << "the next step has the gradients";
+  link->refusing = true;
+  parameters[0].sum().backward();
+  download.drop();
+  parameters[0].mutable_grad().reset();
+  link->refusing = false;
+  (parameters[0] * 2).sum().backward();
+  const auto next = arrived(download.take(), parameters);
+  EXPECT_TRUE(torch::equal(next[0], torch::full_like(next[0], 2))) << "the error went with its batch";
 }
 
 }  // namespace

@@ -57,6 +57,24 @@ TEST_P(LocalGradients, AreBoundedTogether) {
   EXPECT_NEAR(first[1].item<double>(), -bounded - 1.125, 1e-2);
 }
 
+TEST_P(LocalGradients, ThatAreNotFiniteTakeNoStep) {
+  auto weight = torch::zeros({2}, GetParam().type).requires_grad_();
+  Optimizer optimizer(swarm, {OptimizerParamGroup({weight})}, plain_steps(), options());
+  const auto step = [&](double gradient) {
+    (weight * gradient).sum().backward();
+    optimizer.step(kBatch);
+  };
+  step(1);
+  step(std::nan(""));
+  EXPECT_EQ(weight[0].item<double>(), -1);
+  EXPECT_FALSE(weight.grad().defined()) << "they are dropped";
+  step(1);
+  EXPECT_EQ(optimizer.local_epoch(), 0u) << "the samples of two batches count, and an epoch has three";
+  step(1);
+  EXPECT_EQ(optimizer.local_epoch(), 1u);
+  EXPECT_EQ(weight[1].item<double>(), -3);
+}
+
 TEST_P(LocalGradients, OfSparseEmbeddingsStepRowsThatABatchUses) {
   auto weight = torch::zeros({4, 2}, GetParam().type).requires_grad_();
   Optimizer optimizer(swarm, {OptimizerParamGroup({weight})}, plain_steps(), options());

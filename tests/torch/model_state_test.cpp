@@ -7,6 +7,7 @@
 
 #include "cohive/averaging/errors.hpp"
 #include "torch/known_optimizer.hpp"
+#include "torch/versions.hpp"
 
 namespace cohive::libtorch {
 namespace {
@@ -53,6 +54,50 @@ TEST(ModelState, GoesOnWhereTheOtherWas) {
   receiver.take_steps(3);
   EXPECT_TRUE(torch::equal(donor.weight, receiver.weight));
   EXPECT_TRUE(torch::equal(donor.bias, receiver.bias));
+}
+
+TEST(ModelState, StatisticsThatRoundingOrAPeerHasSpoiltAreMadeUsable) {
+  Model donor, receiver;
+  donor.take_steps(2);
+  auto square = statistics_of(donor.adam, donor.weight)[1];
+  ASSERT_EQ(square.first, "exp_avg_sq");
+  square.second.fill_(-1e-9);
+  ASSERT_TRUE(load_state(receiver.adam, downloaded(pack_state(donor.adam, 7)), 0));
+  receiver.take_steps(1);
+  EXPECT_LT((receiver.weight - donor.weight).abs().max().item<float>(), 1) << "it is finite, and no long step";
+
+  struct Centred {
+    torch::Tensor weight = torch::full({3}, 0.5f).requires_grad_();
+    torch::optim::RMSprop optimizer{{weight}, torch::optim::RMSpropOptions(0.1).centered(true)};
+    void take_step(float gradient) {
+      weight.mutable_grad() = torch::full({3}, gradient);
+      optimizer.step();
+    }
+  } centred, newcomer;
+  centred.take_step(1);
+  for (auto& [name, value] : statistics_of(centred.optimizer, centred.weight))
+    if (name != "step") value.fill_(name == "grad_avg" ? 2 : 1);
+  ASSERT_TRUE(load_state(newcomer.optimizer, downloaded(pack_state(centred.optimizer, 7)), 0));
+  newcomer.take_step(0);
+  EXPECT_TRUE(torch::isfinite(newcomer.weight).all().item<bool>());
+}
+
+TEST(ModelState, ViewsOutliveAnExchangeOfMemoryAndNoWriting) {
+  Model model;
+  model.take_steps(1);
+  const auto state = view_of(describe_state(model.adam, parameters_of(model.adam), 7));
+  const auto versions = model.weight._version();
+  model.weight.set_data(model.weight.detach().clone());
+  note_replaced(model.weight);
+  EXPECT_GT(model.weight._version(), versions);
+  EXPECT_TRUE(state.reader->tensors()->check()) << "they read the memory of before";
+  note_written(model.bias);
+  EXPECT_FALSE(state.reader->tensors()->check());
+}
+
+TEST(ModelState, DimensionsThatDoNotTravelAreRefused) {
+  EXPECT_EQ(shape_of(torch::empty({0, 0xffffffff})), (codec::Shape{0, 0xffffffff}));
+  EXPECT_THROW(shape_of(torch::empty({0, std::int64_t{1} << 32})), std::invalid_argument);
 }
 
 TEST(ModelState, EveryGroupKeepsTheStatisticsThatItsOptionsAskFor) {

@@ -339,6 +339,25 @@ TEST(StrategyOptionsTest, TwoValuesOfOneOptionAreRefusedBeforeASwarmIsJoined) {
   EXPECT_THAT(refusal({.averager_opts = tune, .optimizer = {.averager_options = tune}}), HasSubstr("averager_opts"));
 }
 
+TEST(TrainingModes, ABatchOfAnotherSizeDoesNotReplaceThatOfTheOptions) {
+  for (const bool nested : {false, true}) {
+    SCOPED_TRACE(nested ? "optimizer.batch_size" : "batch_size");
+    StrategyOptions options;
+    options.run_id = "sizes";
+    options.target_batch_size = 3 * kBatch;
+    options.host_maddrs = {"/ip4/127.0.0.1/tcp/0"};
+    (nested ? options.optimizer.batch_size : options.batch_size) = 2 * kBatch;
+    Strategy strategy(options);
+    auto weight = torch::zeros({10}).requires_grad_();
+    strategy.setup({OptimizerParamGroup({weight})},
+                   [](auto groups) { return std::make_unique<torch::optim::SGD>(std::move(groups), 0.5); });
+    weight.sum().backward();
+    EXPECT_FALSE(strategy.step(torch::zeros({kBatch, 3})).epoch_changed);
+    weight.sum().backward();
+    EXPECT_TRUE(strategy.step().epoch_changed) << "with the samples of a batch of the options' size";
+  }
+}
+
 TEST(TrainingModes, AStrategyHasTheDefaultsOfHivemindStrategy) {
   StrategyOptions options;
   options.run_id = "strategy";

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "torch/known_optimizer.hpp"
 #include "torch/training.hpp"
 
 namespace cohive {
@@ -163,6 +164,27 @@ TEST(Muon, GoesOnFromAnArchive) {
   std::stringstream again;
   torch::save(one, again);
   EXPECT_THROW(torch::load(matrices, again), c10::Error);
+}
+
+TEST(Muon, AnArchiveThatDoesNotFitChangesNothing) {
+  MuonModel model;
+  Muon muon(model.groups());
+  model.backward(0);
+  muon.step();
+  const auto momentum = libtorch::statistics_of(muon, model.matrix).front().second.clone();
+  MuonModel of_another;
+  auto groups = of_another.groups();
+  groups[1].params().pop_back();  // what shows behind the first group
+  groups[0].options().set_lr(0.25);
+  Muon another(groups);
+  std::stringstream archive;
+  torch::save(another, archive);
+  const double rate = muon.param_groups()[0].options().get_lr();
+  EXPECT_THROW(torch::load(muon, archive), c10::Error);
+  EXPECT_EQ(muon.param_groups()[0].options().get_lr(), rate);
+  const auto kept = libtorch::statistics_of(muon, model.matrix);
+  ASSERT_FALSE(kept.empty());
+  EXPECT_TRUE(torch::equal(kept.front().second, momentum));
 }
 
 TEST(Muon, StepsInASwarmAsByItself) {

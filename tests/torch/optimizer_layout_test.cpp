@@ -98,7 +98,7 @@ TEST(OptimizerLayout, IsThatOfPythonPeersWhereTheyDiffer) {
   EXPECT_EQ(plain(sgd, {.scheduler = true}), "0 False None None 0.5 0.5 False 0 False 0 1 0");
   const std::vector<ScheduleEntries> entries = {{{"initial_lr", 0.5}}};
   EXPECT_EQ(text_of(OptimizerLayout(entries, {.scheduler = false}).leaves(sgd)), plain(sgd));
-  for (const char* none : {"2", "2.3", "1.13", "two", "2.x", "-2.7", "2.", ".7", "99999999999.1"})
+  for (const char* none : {"2", "2.3", "1.13", "two", "2.x", "-2.7", "2.", ".7", "2000000000.1", "99999999999.1"})
     EXPECT_THROW(check(PythonPeers{.torch = none}), std::invalid_argument) << none;
   EXPECT_NO_THROW(check(PythonPeers{}));
 }

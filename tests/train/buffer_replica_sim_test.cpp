@@ -1,10 +1,14 @@
-// A model of arrays: its schedule, and states that come from files.
+// A model of arrays: its schedule, and states that come from files and from peers.
 #include "cohive/train/buffer_replica.hpp"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <numeric>
 
+#include "averaging/states/manifest.hpp"
 #include "cohive/testing/swarm.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "train/checkpoint_content.hpp"
@@ -22,6 +26,25 @@ class BufferReplicas : public ::testing::Test {
     file.metadata = msgpack::Map{{{"epoch", 3}, {"statistics", std::move(read.statistics)}}};
     file.tensors = std::move(read.tensors);
     return file;
+  }
+
+  /// The state of a model as a newcomer gets it.
+  averaging::DownloadedState from_peer(Replica& donor, const codec::Compression& compression = {}) {
+    const auto shared = swarm.run(donor.snapshot(3)).value();
+    averaging::DownloadedState state;
+    state.metadata = shared.metadata;
+    for (std::size_t i = 0; i < shared.tensors.size(); ++i) {
+      const codec::Tensor& tensor = shared.tensors[i];
+      const auto codec =
+          codec::codec_for(averaging::codec_of(shared, i, compression).value(), tensor.dtype, tensor.shape);
+      const Slice encoded = codec::encode_tensor(codec, tensor).value();
+      state.tensors.push_back(codec::decode_tensor(codec, tensor.dtype, tensor.shape, false, encoded).value());
+    }
+    return state;
+  }
+  static void set(codec::Tensor& tensor, std::vector<float> values) {
+    ASSERT_EQ(tensor.data.size(), values.size() * sizeof(float));
+    tensor.data = Slice::copy_of({reinterpret_cast<const std::uint8_t*>(values.data()), tensor.data.size()});
   }
 
   sim::Swarm swarm{{.seed = 3}};
@@ -54,6 +77,47 @@ TEST_F(BufferReplicas, TakeTheParametersAloneFromAFileOfAnotherOptimizer) {
   const auto after = swarm.run(adam.snapshot(3)).value();
   for (std::size_t i = 1; i < after.tensors.size(); ++i)
     EXPECT_EQ(to_bytes(after.tensors[i].data), to_bytes(before.tensors[i].data)) << after.names[i];
+}
+
+/// Squares of such gradients are nothing in float16.
+TEST_F(BufferReplicas, StepOnAsTheDonorDoesWhateverItsStateTravelsIn) {
+  const optim::Options kinds[] = {optim::AdamOptions(), optim::AdamWOptions(), optim::RmspropOptions(),
+                                  optim::LambOptions()};
+  for (const auto& kind : kinds) {
+    SCOPED_TRACE(kind.index());
+    PlainReplica donor{swarm.runtime(), {{4}}, kind}, newcomer{swarm.runtime(), {{4}}, kind};
+    std::ranges::fill(donor.parameter(0), 1.0f);
+    const auto step = [](PlainReplica& model, float size) {
+      const float before = model.parameter(0)[0];
+      const std::vector<float> gradient(4, size);
+      model.step_locally({gradient});
+      return model.parameter(0)[0] - before;
+    };
+    for (int i = 0; i < 20; ++i) step(donor, 1e-4f);
+    ASSERT_TRUE(swarm.run(newcomer.load(from_peer(donor, codec::Codec::float16), 0)));
+    const float theirs = step(donor, 1e-6f), ours = step(newcomer, 1e-6f);
+    EXPECT_LT(std::abs(ours), 2 * std::abs(theirs));
+    EXPECT_GT(std::abs(ours), std::abs(theirs) / 2);
+  }
+}
+
+TEST_F(BufferReplicas, MakeStatisticsUsableThatRoundingOrAPeerHasSpoilt) {
+  const auto load_and_step = [&](const optim::Options& kind, const std::vector<std::pair<std::size_t, float>>& spoilt) {
+    PlainReplica model{swarm.runtime(), {{2}}, kind};
+    const std::vector<float> first{1, 1}, next{1e-3f, 0};
+    model.step_locally({first});
+    auto state = from_peer(model);
+    for (const auto& [tensor, value] : spoilt) set(state.tensors[tensor], {value, value});
+    EXPECT_TRUE(swarm.run(model.load(std::move(state), 0)));
+    const float before = model.parameter(0)[0];
+    model.step_locally({next});
+    for (const float value : model.parameter(0)) EXPECT_LT(std::abs(value - before), 1) << value;
+  };
+  // After the parameter, statistics are sorted by name.
+  load_and_step(optim::AdamOptions(), {{2, -1e-9f}});
+  load_and_step(optim::AdamOptions(), {{1, 1e-4f}, {2, 0}});
+  load_and_step(optim::RmspropOptions{.centered = true}, {{1, 2}, {2, 1}});
+  load_and_step(optim::AdagradOptions(), {{1, -1e-9f}});
 }
 
 /// In a file the twelfth comes before the third.

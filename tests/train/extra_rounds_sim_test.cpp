@@ -1,16 +1,20 @@
-// Rounds of the parameters beside the epochs, while the group for the end of one waits.
+// Rounds of the parameters beside the epochs, and states that are refused, while the group for the end of one waits.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "cohive/checkpoint/errors.hpp"
+#include "cohive/checkpoint/safetensors.hpp"
 #include "cohive/core/combine.hpp"
 #include "cohive/dht/dht.hpp"
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/testing/swarm.hpp"
 #include "cohive/train/plain_replica.hpp"
 #include "cohive/train/run.hpp"
+#include "train/checkpoint_content.hpp"
 
 namespace cohive::train {
 namespace {
@@ -66,6 +70,24 @@ class ExtraRounds : public ::testing::Test {
     net_.run(when_all(net_.runtime(), std::move(tasks)));
   }
 
+  /// The gradients of batches that are given up are in no average, and so their samples must not weigh in one.
+  /// \param what  both do while the group for the end of an epoch waits
+  void expect_to_give_up_samples(const std::function<Task<void>(train::Run&)>& what) {
+    train({28, 0}, {4, 0}, [](const Trainer& one) { return one.run->epoch() >= 1; });
+    train({28, 50}, {4, 50}, [](const Trainer& one) { return one.samples >= 56 || one.samples == 8; });
+    net_.runtime().run_for(100ms);
+    ASSERT_EQ(trainers_[0].run->progress().own_samples, 56);
+    std::vector<Task<void>> tasks;
+    for (Trainer& trainer : trainers_) tasks.push_back(what(*trainer.run));
+    net_.run(when_all(net_.runtime(), std::move(tasks)));
+    for (const Trainer& trainer : trainers_)
+      EXPECT_EQ(trainer.run->progress().own_samples, 0) << "the group for the end of the epoch was there";
+    train({8, 1}, {8, 3}, [](const Trainer& one) { return one.run->epoch() >= 2; });
+    const auto first = static_cast<double>(trainers_[0].samples), second = static_cast<double>(trainers_[1].samples);
+    for (Trainer& trainer : trainers_)
+      EXPECT_NEAR(trainer.replica->parameter(0)[0], -(first + 3 * second) / (first + second), 0.01);
+  }
+
   sim::Swarm net_{sim::SwarmOptions{.seed = 1}};
   Trainer trainers_[2];
 
@@ -81,21 +103,41 @@ class ExtraRounds : public ::testing::Test {
   }
 };
 
-/// The gradients of batches that are given up are in no average, and so their samples must not weigh in one.
+Task<void> average(train::Run& run) {
+  EXPECT_EQ(co_await run.average_parameters(), 2u);
+}
+
+Task<void> load_another_model(train::Run& run, std::filesystem::path file) {
+  const auto loaded = co_await run.load_checkpoint(std::move(file));
+  EXPECT_FALSE(loaded);
+  if (!loaded) EXPECT_EQ(loaded.error(), checkpoint::Errc::does_not_fit);
+}
+
+Task<void> fail_to_restore(train::Run& run) {
+  bool failed = false;
+  try {
+    co_await run.restore(7, [] { throw std::invalid_argument("an archive of another model"); });
+  } catch (const std::invalid_argument&) {
+    failed = true;
+  }
+  EXPECT_TRUE(failed);
+}
+
 TEST_F(ExtraRounds, GiveUpTheBatchesOfAGroupThatWaitsWithTheirSamples) {
-  train({28, 0}, {4, 0}, [](const Trainer& one) { return one.run->epoch() >= 1; });
-  train({28, 50}, {4, 50}, [](const Trainer& one) { return one.samples >= 56 || one.samples == 8; });
-  net_.runtime().run_for(100ms);
-  ASSERT_EQ(trainers_[0].run->progress().own_samples, 56);
-  std::vector<Task<std::size_t>> rounds;
-  for (Trainer& trainer : trainers_) rounds.push_back(trainer.run->average_parameters());
-  EXPECT_EQ(net_.run(when_all(net_.runtime(), std::move(rounds))), std::vector<std::size_t>(2, 2));
-  for (const Trainer& trainer : trainers_)
-    EXPECT_EQ(trainer.run->progress().own_samples, 0) << "the group for the end of the epoch was there";
-  train({8, 1}, {8, 3}, [](const Trainer& one) { return one.run->epoch() >= 2; });
-  const auto first = static_cast<double>(trainers_[0].samples), second = static_cast<double>(trainers_[1].samples);
-  for (Trainer& trainer : trainers_)
-    EXPECT_NEAR(trainer.replica->parameter(0)[0], -(first + 3 * second) / (first + second), 0.01);
+  expect_to_give_up_samples(average);
+}
+
+TEST_F(ExtraRounds, AFileThatIsRefusedGivesUpTheBatchesOfAGroupThatWaitsWithTheirSamples) {
+  const auto file = std::filesystem::path(::testing::TempDir()) / "another_model.safetensors";
+  PlainReplica another(net_.runtime(), std::vector<codec::Shape>{{5}}, optim::SgdOptions{.lr = 1});
+  const auto state = net_.run(another.snapshot(1)).value();
+  ASSERT_TRUE(checkpoint::write_file(file, to_file(state, {}, "extra", {}, {}).value()));
+  expect_to_give_up_samples([&file](train::Run& run) { return load_another_model(run, file); });
+  std::filesystem::remove(file);
+}
+
+TEST_F(ExtraRounds, AStateThatCannotBeWrittenGivesUpTheBatchesOfAGroupThatWaitsWithTheirSamples) {
+  expect_to_give_up_samples(fail_to_restore);
 }
 
 }  // namespace

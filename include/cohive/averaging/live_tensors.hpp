@@ -75,6 +75,8 @@ class LiveTensors {
   std::vector<std::uint32_t> needed_chunks(TimePoint now);
   bool is_needed(std::uint32_t chunk) const;
   void copy_chunk(Kept& kept, std::uint32_t chunk) const;
+  static Task<void> copy_chunks(Runtime& runtime, std::shared_ptr<LiveTensors> tensors, std::shared_ptr<Kept> kept,
+                                std::shared_ptr<const std::vector<std::uint32_t>> chunks, std::size_t& next);
   void take_over(std::shared_ptr<Kept> kept, const std::vector<std::uint32_t>& chunks, TimePoint now);
   void copy_out(std::uint8_t* to, std::size_t tensor, std::size_t offset, std::size_t size) const;
   void free_unneeded(std::uint32_t first, std::uint32_t end);

@@ -47,6 +47,8 @@ struct CodecSpec {
   Codec codec;  ///< the kind of encoding
   /// The share of values that top_k and sparse2 send, above 0 and at most 1; at least one value is sent, of each block.
   double density;
+  /// Returns how many of `count` values that is: of all with top_k, of a block with sparse2.
+  std::size_t sent_of(std::size_t count) const;
   bool fixed_places = false;  ///< of sparse2: 12 bits for each place in place of a Rice code, which is less work
   friend bool operator==(const CodecSpec&, const CodecSpec&) = default;
 };

@@ -51,6 +51,9 @@ class Compression {
 
   /// Returns the codec of a tensor. Errors: Errc::not_found for a key that a per-tensor strategy does not have.
   Result<CodecSpec> choose(const CompressionInfo& info) const;
+  /// Tells whether a rule by role or by key names that codec: what holds for everything, or for all tensors of a size,
+  /// was not chosen with this one in mind.
+  bool names(const CompressionInfo& info) const;
   /// Returns compression_ratio of that codec: what the parts of this tensor are cut by. Errors: as choose.
   Result<double> ratio(const CompressionInfo& info) const;
 

@@ -24,7 +24,8 @@ class Decoder {
 
   /// Returns the number of values.
   std::size_t size() const noexcept { return count_; }
-  /// Returns the type of the tensor, which decode() does not depend on.
+  /// Returns the type of the tensor. Of meanstd16, uniform8, quantile8 and blockwise8 decode() gives values as they are
+  /// in it, rounded.
   DType dtype() const noexcept { return dtype_; }
 
   /// Returns the values as halves, where that is how they travelled; else null.

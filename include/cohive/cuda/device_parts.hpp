@@ -6,9 +6,9 @@
 ///   auto parts = cuda::DeviceParts::create(runtime, averager.schema(), tensors).value();
 ///   round.trigger(weight, std::move(parts));
 ///
-/// All codecs are encoded on the device, and what those with error feedback owe is kept there from their first use
-/// on; what other peers send in a form that only the CPU decodes (see codec.hpp) is decoded on the pool. Values are
-/// added up on the host where this peer reduces: docs/architecture.md says why.
+/// All codecs but sparse2 (see codec.hpp) are encoded on the device, and what those with error feedback owe is kept
+/// there from their first use on; what other peers send in a form that only the CPU decodes (see codec.hpp) is decoded
+/// on the pool. Values are added up on the host where this peer reduces: docs/architecture.md says why.
 #pragma once
 
 #include <functional>

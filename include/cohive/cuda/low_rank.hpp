@@ -34,7 +34,8 @@ class LowRankProducts {
   /// q = matrix^T * p  \param q  columns x rank
   virtual Result<> gather(CUstream_st* stream, const Matrix& matrix, const float* p, float* q) = 0;
   /// product = p * q. Where `owed` is given, first owed += values, and at last owed -= product: `matrix.values` and
-  /// `product` may be the same memory. \param q  rank x columns  \param owed  the memory of matrix.owed, or null
+  /// `product` may be the same memory. After an error `owed` is as it was, to rounding.
+  /// \param q  rank x columns  \param owed  the memory of matrix.owed, or null
   virtual Result<> expand(CUstream_st* stream, const Matrix& matrix, const float* p, const float* q, float* owed,
                           float* product) = 0;
 };

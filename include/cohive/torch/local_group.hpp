@@ -91,7 +91,10 @@ class LocalGroup {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The Optimizer of a group. Gradients are summed with every step, as DistributedDataParallel does.
+/// The Optimizer of a group. Gradients are summed with every step, as DistributedDataParallel does. Parameters alone
+/// are shared: buffers, such as the means of batch normalisation, are each rank's own. What rank 0 has its Optimizer do
+/// by itself (load_checkpoint, average_parameters) reaches the other ranks with the next step whose report tells of a
+/// change, or with finish(): load checkpoints before this object is made.
 class LocalOptimizer {
  public:
   /// Gives all ranks the parameters of rank 0. Throws std::invalid_argument for arguments that are not as described.

@@ -52,7 +52,7 @@ class Muon : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
   /// Writes options and statistics.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Reads what save() has written. Throws c10::Error for an archive of other groups.
+  /// Reads what save() has written. Throws c10::Error for an archive of other groups, and changes nothing then.
   void load(torch::serialize::InputArchive& archive) override;
 
  private:

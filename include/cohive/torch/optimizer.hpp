@@ -87,7 +87,8 @@ class Optimizer {
   /// Call after backward() of the mean loss of a batch of `batch_size` samples: takes its gradients, which weigh as
   /// much as the batch has samples (with reuse_grad_buffers all batches weigh the same). Returns at once, except when
   /// an epoch ends (the part of it that is not delayed) or this peer must catch up (the download). Gradients that hold
-  /// NaN or infinity do not count: an epoch that has some goes by the gradients of the other peers.
+  /// NaN or infinity do not count: an epoch that has some goes by the gradients of the other peers, and with
+  /// use_local_updates such a batch takes no step.
   StepReport step(std::int64_t batch_size);
   /// The same for batches of OptimizerOptions::batch_size. Throws std::logic_error when it is not set.
   StepReport step();

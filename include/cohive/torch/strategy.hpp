@@ -19,7 +19,7 @@ namespace cohive {
 /// has them all.
 struct StrategyOptions {
   std::int64_t target_batch_size = 1024;                    ///< samples per epoch of all peers together
-  std::string run_id = "cohive_run";                        ///< one name per training run
+  std::string run_id = "lightning_run";                     ///< one name per training run
   std::optional<std::int64_t> batch_size = std::nullopt;    ///< samples of a batch; unset: as many as the first one has
   bool delay_state_averaging = false;                       ///< average parameters in the background
   std::optional<bool> delay_optimizer_step = std::nullopt;  ///< unset: as delay_grad_averaging

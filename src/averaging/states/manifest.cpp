@@ -106,10 +106,15 @@ StateRoot root_of(ByteView manifest) {
   return to_string(ByteView(crypto::sha256(manifest)));
 }
 
+/// Steps divide by the root of a mean of squares: where float16 makes it 0, and the mean beside it stays, a newcomer's
+/// first step has no bound.
 Result<codec::Codec> codec_of(const SharedState& state, std::size_t tensor, const codec::Compression& compression) {
   if (tensor >= state.exact_from) return codec::Codec::none;
-  const codec::CompressionInfo info{tensor, state.tensors[tensor].shape, state.tensors[tensor].dtype};
-  const auto spec = compression.choose(state.infos.empty() ? info : state.infos[tensor]);
+  const codec::CompressionInfo info =
+      state.infos.empty() ? codec::CompressionInfo{tensor, state.tensors[tensor].shape, state.tensors[tensor].dtype}
+                          : state.infos[tensor];
+  if (info.role == codec::Role::optimizer && !compression.names(info)) return codec::Codec::none;
+  const auto spec = compression.choose(info);
   if (!spec) return spec.error();
   return spec->codec;
 }

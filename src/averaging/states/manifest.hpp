@@ -51,7 +51,8 @@ std::string encode_manifest(const Manifest& manifest);
 Result<Manifest> parse_manifest(ByteView bytes, std::uint64_t max_bytes);
 StateRoot root_of(ByteView manifest);
 
-/// The codec that a tensor of a state travels in. Errors: as codec::Compression::choose.
+/// The codec that a tensor of a state travels in: a statistic of an optimizer as it is, unless a rule by role or key
+/// names another one. Errors: as codec::Compression::choose.
 Result<codec::Codec> codec_of(const SharedState& state, std::size_t tensor, const codec::Compression& compression);
 /// A piece as it travels. \param bytes  its values in memory
 Result<Slice> encode_piece(Slice bytes, const ManifestTensor& is, const Piece& piece);

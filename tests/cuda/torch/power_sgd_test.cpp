@@ -250,6 +250,17 @@ TEST_F(PowerSgdOnDevice, WhatALibraryCannotStartIsNamed) {
   EXPECT_THAT(done.error().message(), HasSubstr("starting PowerSGD's projection on GPU 0: no library"));
 }
 
+TEST(LowRankProducts, OweNoValuesThatTheyHaveFailedToReplace) {
+  const auto products = libtorch::make_products(torch::kCPU, [](CUstream_st*, auto work) { return work(); });
+  std::vector<float> values{1, 2, 3, 4}, owed{8, 8, 8, 8};
+  const std::vector<float> factor(2);
+  constexpr auto kNoRank = static_cast<std::size_t>(-1);  // which LibTorch refuses
+  const LowRankProducts::Matrix matrix{values.data(), owed.data(), 2, 2, kNoRank};
+  EXPECT_FALSE(products->expand(nullptr, matrix, factor.data(), factor.data(), owed.data(), values.data()));
+  EXPECT_EQ(owed, std::vector<float>(4, 8));
+  EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4}));
+}
+
 TEST_F(PowerSgdOnDevice, TheLoopWaitsForNoDevice) {
   lanes = Lanes::create(*runtime, 0, 2).value();
   Member there(true);

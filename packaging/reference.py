@@ -114,6 +114,7 @@ VARIABLES = {
     "LOCAL_WORLD_SIZE": "set by torchrun: how many they are",
     "MASTER_PORT": "set by torchrun: what tells the groups of one machine from each other",
     "COHIVE_LOCAL_MEETING": "the file by which processes of one machine meet, if not where the ones above say",
+    "TMPDIR": "the folder of the file without a name in which a text from a pipe is kept; `/tmp` where it is not set",
 }
 
 
@@ -140,6 +141,8 @@ def variables_of_sources():
         text = path.read_text()
         if "getenv" in text:
             names |= set(re.findall(r'"([A-Z][A-Z_]{3,})"', text))
+        if "temp_directory_path(" in text:  # which looks at it
+            names.add("TMPDIR")
     return names
 
 

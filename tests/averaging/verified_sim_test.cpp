@@ -1,6 +1,7 @@
 // Groups whose members make averages of their reducers again, honest and not.
 #include <cmath>
 #include <random>
+#include <stdexcept>
 
 #include "averaging/averaging_fixture.hpp"
 #include "averaging/verification/part_ledger.hpp"
@@ -345,7 +346,9 @@ TEST_F(Verified, AMemberThatIsSlowToReadWhatItIsShownKeepsThatPartAloneAndNotFor
   TaskGroup reader(swarm.runtime(), "a member that reads nothing");
   reader.spawn([](p2p::Host& host, PeerId reducer) -> Task<void> {
     auto call = co_await rpc::open_call(host, reducer, "test.show", host.runtime().after(5s));
-    EXPECT_TRUE(call && co_await (*call)->finish(host.runtime().after(5s)));
+    if (!call) throw std::runtime_error(call.error().message());
+    const auto asked = co_await (*call)->finish(host.runtime().after(5s));
+    EXPECT_TRUE(asked) << asked.error();
     co_await host.runtime().sleep_for(1h);
   }(peers[1]->dht->host(), id(0)));
   swarm.pass(5s);

@@ -1,4 +1,5 @@
 // Leaders and owners of parts that take more than is theirs.
+#include <functional>
 #include <numeric>
 
 #include "averaging/averaging_fixture.hpp"
@@ -30,10 +31,18 @@ Task<Result<Joiner>> accept_joiner(Dht& dht, rpc::ServerStream& stream, std::str
   co_return joiner;
 }
 
-/// Declares itself before anybody else, accepts everybody, and announces groups in which it has the fastest link.
+/// The links of a group's members as a leader says that they are: its own is the fastest.
+void forge_links(proto::MessageFromLeader& begin) {
+  *begin.mutable_gathered(0) = encode_gathered({.peer = {}, .bandwidth = 1e12});
+  *begin.mutable_gathered(1) = encode_gathered({.peer = {}, .bandwidth = 0.0});
+}
+
+/// Declares itself before anybody else, accepts everybody, and announces groups of two as `forge` leaves them.
 class ForgingLeader {
  public:
-  ForgingLeader(Dht& dht) : dht_(dht), server_(dht.host()) {
+  using Forge = std::function<void(proto::MessageFromLeader& begin)>;
+  explicit ForgingLeader(Dht& dht, Forge forge = forge_links)
+      : dht_(dht), forge_(std::move(forge)), server_(dht.host()) {
     server_.add_streaming("test::DecentralizedAverager.rpc_join_group",
                           [this](rpc::ServerStream& stream) { return lead(*this, stream); });
   }
@@ -47,18 +56,22 @@ class ForgingLeader {
     }
   }
   int forged = 0;
+  proto::JoinRequest request;  ///< the last one
 
  private:
   static Task<Result<>> lead(ForgingLeader& self, rpc::ServerStream& stream) {
     CO_TRY(auto joiner, co_await accept_joiner(self.dht_, stream, std::string(20, 'f')));
     proto::MessageFromLeader& begin = joiner.begin;
-    begin.add_gathered(encode_gathered({.peer = {}, .bandwidth = 1e12}));
+    begin.add_gathered(encode_gathered({}));
     begin.add_ordered_peer_ids(stream.peer().binary());
-    begin.add_gathered(encode_gathered({.peer = {}, .bandwidth = 0.0}));
+    begin.add_gathered(joiner.request.gather());
+    self.request = std::move(joiner.request);
+    self.forge_(begin);
     ++self.forged;
     co_return co_await stream.send(as_bytes(begin.SerializeAsString()), self.dht_.runtime().after(5s));
   }
   Dht& dht_;
+  Forge forge_;
   rpc::Server server_;
 };
 
@@ -82,46 +95,21 @@ TEST_F(Averaging, ALeaderThatChangesWhatAMemberSaidHasNoGroup) {
 TEST_F(Averaging, ALeaderThatAnnouncesWhatAMemberDidNotAskForHasNoGroup) {
   has_hostile_peers = true;
   Peer& peer = add(quick());
-  Dht& dht = *join().dht;
-  rpc::Server server(dht.host());
-  int announced = 0;
-  server.add_streaming("test::DecentralizedAverager.rpc_join_group", [&](rpc::ServerStream& stream) {
-    return [](Dht& leader, rpc::ServerStream& joining, int& times) -> Task<Result<>> {
-      CO_TRY(auto joiner, co_await accept_joiner(leader, joining, std::string(20, 'f')));
-      joiner.begin.add_gathered(encode_gathered({}));
-      joiner.begin.add_ordered_peer_ids(joining.peer().binary());
-      joiner.begin.add_gathered(joiner.request.gather());
-      joiner.begin.set_one_average(true);
-      EXPECT_FALSE(joiner.request.one_average());
-      ++times;
-      co_return co_await joining.send(as_bytes(joiner.begin.SerializeAsString()), leader.runtime().after(5s));
-    }(dht, stream, announced);
-  });
-  (void)swarm.run(dht.store("test.0b", msgpack::Value::bin(dht.host().id().bytes()), true, dht.now() + 1.5));
+  ForgingLeader liar(*join().dht, [](proto::MessageFromLeader& begin) { begin.set_one_average(true); });
+  swarm.run(liar.declare());
   EXPECT_FALSE(swarm.run(peer.averager->step({.timeout = 5s})));
-  EXPECT_EQ(announced, 1);
+  EXPECT_EQ(liar.forged, 1);
+  EXPECT_FALSE(liar.request.one_average());
 }
 
 /// Ids of groups tell the streams of their members apart: by a short one, streams of any group are taken for its own.
 TEST_F(Averaging, ALeaderWhoseGroupHasAShortIdHasNoGroup) {
   has_hostile_peers = true;
   Peer& peer = add(quick());
-  Dht& dht = *join().dht;
-  rpc::Server server(dht.host());
-  int announced = 0;
-  server.add_streaming("test::DecentralizedAverager.rpc_join_group", [&](rpc::ServerStream& stream) {
-    return [](Dht& leader, rpc::ServerStream& joining, int& times) -> Task<Result<>> {
-      CO_TRY(auto joiner, co_await accept_joiner(leader, joining, "s"));
-      joiner.begin.add_gathered(encode_gathered({}));
-      joiner.begin.add_ordered_peer_ids(joining.peer().binary());
-      joiner.begin.add_gathered(joiner.request.gather());
-      ++times;
-      co_return co_await joining.send(as_bytes(joiner.begin.SerializeAsString()), leader.runtime().after(5s));
-    }(dht, stream, announced);
-  });
-  (void)swarm.run(dht.store("test.0b", msgpack::Value::bin(dht.host().id().bytes()), true, dht.now() + 1.5));
+  ForgingLeader liar(*join().dht, [](proto::MessageFromLeader& begin) { begin.set_group_id("s"); });
+  swarm.run(liar.declare());
   Round round = peer.averager->begin({.timeout = 10s});
-  while (announced == 0) swarm.pass(100ms);
+  while (liar.forged == 0) swarm.pass(100ms);
   swarm.pass(1s);
   EXPECT_EQ(round.stage(), Round::Stage::looking_for_group);
 }

@@ -15,6 +15,11 @@ struct SilentRelays : Relay {
     host.set_handler(kHopProtocol, keep_silent);
     return host;
   }
+  void connect(Host& hidden, Host& to) { ASSERT_TRUE(swarm.run(hidden.connect(address_of(to), swarm.after(5s)))); }
+  static void expect_only(const Host& hidden, const Host& relay) {
+    ASSERT_EQ(hidden.relays().size(), 1U);
+    EXPECT_EQ(hidden.relays().front().relay, relay.id());
+  }
 };
 
 TEST_F(SilentRelays, DoNotKeepALostRelayFromBeingReplacedWithinTenSeconds) {
@@ -22,16 +27,14 @@ TEST_F(SilentRelays, DoNotKeepALostRelayFromBeingReplacedWithinTenSeconds) {
   Host& hidden = add_hidden({&first}, {.wanted_relays = 1});
   swarm.pass(5s);
   ASSERT_EQ(hidden.relays().size(), 1U);
-  for (const char* ip : {"3.0.1.1", "3.0.1.2", "3.0.1.3"})
-    ASSERT_TRUE(swarm.run(hidden.connect(address_of(add_silent(ip)), swarm.after(5s))));
+  for (const char* ip : {"3.0.1.1", "3.0.1.2", "3.0.1.3"}) connect(hidden, add_silent(ip));
   Host& far = add_relay("3.0.0.2");
   swarm.fabric().set_link("3.0.0.2", "192.168.7.1", {.latency = 40ms});
-  ASSERT_TRUE(swarm.run(hidden.connect(address_of(far), swarm.after(5s))));
+  connect(hidden, far);
   swarm.pass(5s);
   swarm.fabric().kill("3.0.0.1");
   swarm.pass(10s);
-  ASSERT_EQ(hidden.relays().size(), 1U);
-  EXPECT_EQ(hidden.relays().front().relay, far.id());
+  expect_only(hidden, far);
   Host& dialler = swarm.add_host_at("4.0.0.1");
   EXPECT_TRUE(swarm.run(dialler.connect(through(far, hidden), swarm.after(10s))));
 }
@@ -39,13 +42,12 @@ TEST_F(SilentRelays, DoNotKeepALostRelayFromBeingReplacedWithinTenSeconds) {
 /// The first one is asked before there is another one.
 TEST_F(SilentRelays, HoldUpNoRelayThatComesLater) {
   Host& hidden = add_hidden({}, {.wanted_relays = 1});
-  ASSERT_TRUE(swarm.run(hidden.connect(address_of(add_silent("3.0.1.1")), swarm.after(5s))));
+  connect(hidden, add_silent("3.0.1.1"));
   swarm.pass(2s);
   Host& relay = add_relay("3.0.0.1");
-  ASSERT_TRUE(swarm.run(hidden.connect(address_of(relay), swarm.after(5s))));
+  connect(hidden, relay);
   swarm.pass(1s);
-  ASSERT_EQ(hidden.relays().size(), 1U);
-  EXPECT_EQ(hidden.relays().front().relay, relay.id());
+  expect_only(hidden, relay);
 }
 
 /// A machine that is gone without a word answers no dial.
@@ -54,10 +56,9 @@ TEST_F(SilentRelays, ThatOurUserNamedHoldUpNoOtherRelay) {
   Host& other = add_relay("3.0.0.2");
   Host& hidden = add_hidden({&named}, {.wanted_relays = 1});
   swarm.fabric().crash("3.0.0.1");
-  ASSERT_TRUE(swarm.run(hidden.connect(address_of(other), swarm.after(5s))));
+  connect(hidden, other);
   swarm.pass(8s);
-  ASSERT_EQ(hidden.relays().size(), 1U);
-  EXPECT_EQ(hidden.relays().front().relay, other.id());
+  expect_only(hidden, other);
 }
 
 /// It answers after two round trips of four seconds.
@@ -68,13 +69,12 @@ TEST_F(SilentRelays, ThatAnswerAfterAllGrantNoMoreThanIsWanted) {
   Host& near = add_relay("3.0.0.2");
   Host& far = add_relay("3.0.0.3");
   swarm.fabric().set_link("3.0.0.3", "192.168.7.1", {.latency = 40ms});
-  for (Host* relay : {&near, &far}) ASSERT_TRUE(swarm.run(hidden.connect(address_of(*relay), swarm.after(5s))));
+  for (Host* relay : {&near, &far}) connect(hidden, *relay);
   swarm.pass(5s);
   swarm.fabric().set_link("3.0.0.2", "192.168.7.1", {.latency = 2s});
   swarm.fabric().kill("3.0.0.1");
   swarm.pass(20s);
-  ASSERT_EQ(hidden.relays().size(), 1U);
-  EXPECT_EQ(hidden.relays().front().relay, far.id());
+  expect_only(hidden, far);
   EXPECT_GE(counted(swarm, "cohive_p2p_relay_reservations"), 2U) << "both have granted one";
 }
 

@@ -98,8 +98,9 @@ struct StateComparison {
 struct StateSharingOptions {
   std::string prefix;                                ///< that of the averager beside it; see fault_of_name
   std::string class_name = "DecentralizedAverager";  ///< part of the protocol ids: must equal the Python peers' class
-  /// Of the state that is shared; codecs that need no agreement. Statistics of an optimizer (codec::Role::optimizer)
-  /// travel as they are unless a rule by role or by key names a codec for them: small squares become 0 in most codecs.
+  /// The codecs in which this peer shares its state, of those that need no agreement. Statistics of an optimizer
+  /// (codec::Role::optimizer) travel as they are unless a rule by role or by key names a codec for them: small squares
+  /// become 0 in most codecs.
   codec::Compression codec = {};
   bool share = true;              ///< false: downloads only. Client-mode peers cannot share
   Duration declare_period = 30s;  ///< between two declarations in the DHT that a state is shared

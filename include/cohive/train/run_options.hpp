@@ -86,7 +86,7 @@ struct RunOptions {
   /// a round ask for it and hold that average to the bit; one of so many rounds sends them as they are. Takes 4 bytes
   /// of host memory for each value of the state. 0 and 1: all rounds send them as they are.
   int full_state_every = 0;
-  /// Of the state that newcomers download from this peer; see averaging::StateSharingOptions::codec.
+  /// The codecs of the state that newcomers download from this peer; see averaging::StateSharingOptions::codec.
   codec::Compression load_state_compression;
   bool share_state = true;  ///< others may download the state from this peer, if it can be reached
   /// Fewer bits for gradients among cohive peers that all ask for it; see averaging::AveragerOptions::agreed_codec.

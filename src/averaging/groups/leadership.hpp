@@ -52,7 +52,8 @@ using FollowerPtr = std::shared_ptr<Follower>;
 Result<FollowerPtr> follower_of(const PeerId& peer, const proto::JoinRequest& request);
 /// When a follower gives up.
 double patience_of(const proto::JoinRequest& request);
-/// What a follower is told in the end, as it travels. \param other_leader  the peer to ask instead, where we follow one
+/// Returns the message that tells a follower what has become of it, as it travels: its group, or that it has none here.
+/// \param other_leader  the peer to ask instead, where we follow one
 std::shared_ptr<const std::string> final_response(const Follower& follower, const std::optional<PeerId>& other_leader);
 
 /// Returns a digest of what all members of a group are told alike, which is part of the ids of its all-reduces: whoever

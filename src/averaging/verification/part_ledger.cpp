@@ -41,7 +41,7 @@ void AuditLog::add(std::size_t part, std::size_t sender, Contribution contributi
 void AuditLog::forget() {
   forgotten_ = true;
   for (auto& account : accounts_) {
-    account = std::make_shared<Account>(*account);
+    if (account.use_count() > 1) account = std::make_shared<Account>(*account);
     for (auto& [sender, contribution] : account->contributions) drop_values(contribution);
   }
 }

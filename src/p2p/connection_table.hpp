@@ -168,7 +168,6 @@ class ConnectionTable {
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
   ConnectionEntryPtr replaceable(const Networks& networks) const;
-  ConnectionEntryPtr of_a_banned_peer() const;
   Networks crowd_beside(const Networks& networks) const;
   std::unordered_map<std::string, std::size_t> counts_within(const Networks& outer,
                                                              std::string Networks::* level) const;

@@ -53,7 +53,7 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
 /// one; else one of the crowd that is in use. Of several the one that was idle longest. A newcomer of the block that
 /// has most, and many, takes the place of one of that block. Null when all are in use and there is no crowd.
 ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
-  if (auto banned = of_a_banned_peer()) return banned;
+  const bool some_are_banned = self_.reputation.banned() > 0;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
   const Networks crowd = crowd_beside(networks);
   const auto [largest, count] = shares_.blocks.most();
@@ -62,28 +62,19 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const 
   int result_rank = 0;
   for (const auto& [id, peer] : peers_) {
     const bool guarded = is_protected(id);
+    const bool banned = some_are_banned && !guarded && self_.reputation.is_banned(id);
     for (const auto& entry : peer.connections) {
       if (entry->kind == ConnectionKind::bundle) continue;
-      if (confined && entry->share.networks.block != largest) continue;
+      if (confined && !banned && entry->share.networks.block != largest) continue;
       const bool idle = entry->last_used() <= limit && !entry->serves_a_call();
       const bool crowded = !guarded && !crowd.empty() && is_within(entry->share.networks, crowd);
       const bool spare = entry->kind == ConnectionKind::member;  // the rest of its bundle goes on
-      if (!idle && !crowded && !spare) continue;
-      const int rank = spare ? -1 : !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
+      if (!banned && !idle && !crowded && !spare) continue;
+      const int rank = banned ? -2 : spare ? -1 : !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
       if (result && std::pair(rank, entry->last_used()) >= std::pair(result_rank, result->last_used())) continue;
       result = entry;
       result_rank = rank;
     }
-  }
-  return result;
-}
-
-ConnectionEntryPtr ConnectionTable::of_a_banned_peer() const {
-  ConnectionEntryPtr result;
-  for (const auto& [id, peer] : peers_) {
-    if (!self_.reputation.is_banned(id) || is_protected(id)) continue;
-    for (const auto& entry : peer.connections)
-      if (entry->kind != ConnectionKind::bundle && (!result || entry->used < result->used)) result = entry;
   }
   return result;
 }

@@ -20,7 +20,6 @@ constexpr std::size_t kMaxProtocolSets = 16;
 constexpr std::size_t kMaxOtherProtocols = 48, kMaxOtherBytes = 2048;  // a run has ten names of 30 bytes
 constexpr std::size_t kNameOverhead = 64;                              // bytes of memory beside the name itself
 constexpr std::size_t kMaxAgent = 256;
-constexpr std::size_t kMaxOwnAddresses = 16;  // keeps our own message below 4 KiB
 constexpr std::size_t kMaxOwnMessage = 4096;
 constexpr std::size_t kMaxIdentifyStreams = 16, kMaxPushStreams = 4;  // of one peer
 constexpr Duration kAskAgain = 10s;                                   // then doubled
@@ -85,18 +84,7 @@ std::string Identify::message_for(const Multiaddr& remote) {
   message.set_agent_version(self_.options.agent);
   message.set_protocol_version("");
   message.set_observed_addr(remote.binary());
-  std::vector<Multiaddr> own;
-  for (const auto& address : own_.announced()) {
-    // Loopback addresses only help peers that are on this machine too.
-    if (address.scope() == Multiaddr::Scope::loopback && remote.scope() != Multiaddr::Scope::loopback &&
-        self_.options.announce.empty())
-      continue;
-    own.push_back(address);
-  }
-  // Peers outside have no use for addresses of our own networks, of which a machine with containers has many.
-  if (own.size() > kMaxOwnAddresses && remote.scope() == Multiaddr::Scope::public_)
-    std::erase_if(own, [](const Multiaddr& one) { return one.scope() != Multiaddr::Scope::public_; });
-  if (own.size() > kMaxOwnAddresses) own.erase(own.begin() + kMaxOwnAddresses, own.end());
+  const auto own = own_.told_to(remote.scope());
   for (const auto& address : own) message.add_listen_addrs(address.binary());
   for (const auto& protocol : handlers_.protocols()) message.add_protocols(protocol);
   message.set_signed_peer_record(signed_record(own));

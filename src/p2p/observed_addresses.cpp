@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "cohive/core/network_of.hpp"
 #include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
@@ -64,7 +65,7 @@ void ObservedAddresses::observe(const ConnectionEntryPtr& entry, const Multiaddr
     reports.push_back({address, of_listen_port(*entry->connection), self_.runtime.now(), entry});
 
   const auto before = std::exchange(host_, outside_host());
-  if (before && host_ && *before != *host_) {
+  if (before && host_ && has_moved(*before)) {
     reached_.clear();
     forget([this](const Report& one) { return host_of(one.address) != *host_; });
     moved_.emit();
@@ -93,14 +94,30 @@ void ObservedAddresses::forget(const std::function<bool(const Report&)>& which) 
   }
 }
 
-/// Of two hosts that are reported alike, the one that it was before: one liar moves nobody. A machine that has moved
-/// has lost all connections. What peers said on those, however many they were, counts for nothing once two networks
-/// agree about another place and no connection is left that shows the old one.
-std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::uint32_t code) const {
+bool ObservedAddresses::holds_at(const Multiaddr& host) const {
+  return std::ranges::any_of(reports_, [&](const auto& network) {
+    return std::ranges::any_of(network.second,
+                               [&](const Report& one) { return one.holds() && host_of(one.address) == host; });
+  });
+}
+
+/// Tells whether we are no longer where most networks saw us before. A machine has an IPv4 and an IPv6 address at once:
+/// that the other one is seen most now says nothing while a connection shows the one before. Of IPv6 it has several in
+/// one /64, and changes them daily.
+bool ObservedAddresses::has_moved(const Multiaddr& before) const {
+  if (*host_ == before) return false;
+  if (host_->first_code() != before.first_code()) return !holds_at(before);
+  return networks_of(*host_).subnet != networks_of(before).subnet;
+}
+
+/// Of two hosts that are reported alike, the one that it was before, else IPv4: one liar moves nobody. A machine that
+/// has moved has lost all connections. What peers said on those, however many they were, counts for nothing once two
+/// networks agree about another place and no connection is left that shows the old one.
+std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::initializer_list<std::uint32_t> families) const {
   std::map<Multiaddr, std::size_t> networks, holding;
   for (const auto& [network, reports] : reports_)
     for (const auto& report : reports) {
-      if (report.address.first_code() != code) continue;
+      if (std::ranges::find(families, report.address.first_code()) == families.end()) continue;
       ++networks[host_of(report.address)];
       if (report.holds()) ++holding[host_of(report.address)];
     }
@@ -108,16 +125,10 @@ std::optional<Multiaddr> ObservedAddresses::most_seen_host(std::uint32_t code) c
     return std::ranges::max_element(hosts, {},
                                     [this](const auto& one) { return std::pair(one.second, one.first == host_); });
   };
-  if (const auto now = most_of(holding);
-      now != holding.end() && now->second >= kMoved && host_ && !holding.contains(*host_))
+  if (const auto now = most_of(holding); now != holding.end() && now->second >= kMoved && host_ && !holds_at(*host_))
     return now->first;
   const auto most = most_of(networks);
   return most == networks.end() ? std::nullopt : std::optional(most->first);
-}
-
-std::optional<Multiaddr> ObservedAddresses::outside_host() const {
-  const auto ip4 = most_seen_host(Multiaddr::ip4);
-  return ip4 ? ip4 : most_seen_host(Multiaddr::ip6);
 }
 
 std::vector<Multiaddr> ObservedAddresses::confirmed() const {
@@ -137,14 +148,14 @@ std::vector<Multiaddr> ObservedAddresses::candidates() const {
     for (const auto& report : reports)
       if (report.of_listen_port) add_unique(result, report.address, kMaxBound);
   for (const auto code : {Multiaddr::ip4, Multiaddr::ip6})
-    if (const auto host = most_seen_host(code))
+    if (const auto host = most_seen_host({code}))
       for (const auto& bound : inbound_.bound())
         if (bound.first_code() == code) add_unique(result, bound.with_host_of(*host), kMaxBound);
   return result;
 }
 
 void ObservedAddresses::add_reached(const Multiaddr& address) {
-  const auto host = most_seen_host(address.first_code());
+  const auto host = most_seen_host({address.first_code()});
   if (!self_.endpoint(address) || !host || host_of(address) != *host) return;
   if (std::ranges::find(reached_, address) != reached_.end()) return;
   if (reached_.size() == kMaxReached) reached_.erase(reached_.begin());

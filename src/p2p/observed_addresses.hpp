@@ -4,6 +4,7 @@
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -29,8 +30,8 @@ class ObservedAddresses {
   void add_reached(const Multiaddr& address);
   /// Dial-backs fail, or do so no longer. What they reached before is forgotten.
   void set_unreachable(bool unreachable);
-  /// The host at which most networks see us, as an address without port; of IPv4 before IPv6.
-  std::optional<Multiaddr> outside_host() const;
+  /// The host at which most networks see us, as an address without port.
+  std::optional<Multiaddr> outside_host() const { return most_seen_host({Multiaddr::ip4, Multiaddr::ip6}); }
   /// Most networks see us at another host than before.
   Signal<>& moved() noexcept { return moved_; }
 
@@ -47,7 +48,9 @@ class ObservedAddresses {
   void forget(const std::function<bool(const Report&)>& which);
   std::vector<Multiaddr> to_announce() const { return unreachable_ ? std::vector<Multiaddr>() : confirmed(); }
   void announce();
-  std::optional<Multiaddr> most_seen_host(std::uint32_t code) const;
+  bool holds_at(const Multiaddr& host) const;
+  bool has_moved(const Multiaddr& before) const;
+  std::optional<Multiaddr> most_seen_host(std::initializer_list<std::uint32_t> families) const;
   bool of_listen_port(const transport::Connection& connection) const;
 
   Self& self_;
@@ -57,7 +60,7 @@ class ObservedAddresses {
   std::vector<Multiaddr> reached_;
   bool unreachable_ = false;
   std::vector<Multiaddr> announced_;  ///< when peers were told last
-  std::optional<Multiaddr> host_;
+  std::optional<Multiaddr> host_;     ///< outside_host() when a peer reported last
   Signal<> moved_;
   Subscription observed_;
 };

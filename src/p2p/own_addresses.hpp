@@ -21,6 +21,10 @@ class OwnAddresses {
 
   /// Addresses to announce: what our user wants announced, or else what the sources know.
   std::vector<Multiaddr> announced() const;
+  /// Those of them that a peer can use, at most kMaxTold, for messages of ourselves.
+  /// \param scope  of the address at which we see the peer
+  std::vector<Multiaddr> told_to(Multiaddr::Scope scope) const;
+  static constexpr std::size_t kMaxTold = 16;  // keeps our message of identify below 4 KiB
   Signal<>& changed() noexcept { return changed_; }
 
  private:

@@ -15,8 +15,8 @@ namespace {
 constexpr std::size_t kMaxReply = 16 * 1024;   // what rust-libp2p reads
 constexpr std::size_t kMaxRequest = 4 * 1024;  // a key and little else; longer ones store what we do not keep
 constexpr std::size_t kMaxKey = 1024;
-constexpr std::size_t kMaxRoutingStreams = 32;  // of one peer
-constexpr int kMaxAddressesPerReply = 8;
+constexpr std::size_t kMaxRoutingStreams = 32;    // of one peer
+constexpr std::size_t kMaxAddressesOfOthers = 8;  // of each peer in a reply
 constexpr Duration kRoutingTimeout = 10s;
 constexpr Duration kIdle = 60s;
 constexpr Duration kPatience = 3s;      // with the addresses a lookup found, before it goes on
@@ -268,10 +268,11 @@ Task<void> PeerRouting::keep_in_touch(PeerRouting& routing) {
 
 std::vector<Multiaddr> PeerRouting::tellable(const PeerId& peer, Multiaddr::Scope asker_scope) const {
   // An empty answer about ourselves would keep us out of p2pd's table.
-  if (peer == self_.id) return own_.announced();
+  if (peer == self_.id) return own_.told_to(asker_scope);
   // What the asker would refuse to believe from us is not worth telling.
   auto addresses = book_.addresses(peer);
   std::erase_if(addresses, [&](const Multiaddr& address) { return !acceptable_address(address, asker_scope); });
+  if (addresses.size() > kMaxAddressesOfOthers) addresses.resize(kMaxAddressesOfOthers);
   return addresses;
 }
 
@@ -284,8 +285,7 @@ proto::KadMessage PeerRouting::answer(const proto::KadMessage& request, const Pe
   const auto tell = [&](const PeerId& peer) {
     proto::KadPeer entry;
     entry.set_id(peer.binary());
-    for (const auto& address : tellable(peer, asker_scope))
-      if (entry.addrs_size() < kMaxAddressesPerReply) entry.add_addrs(address.binary());
+    for (const auto& address : tellable(peer, asker_scope)) entry.add_addrs(address.binary());
     const std::size_t taken = entry.ByteSizeLong() + 4;  // tag and length
     if (entry.addrs_size() == 0 || size + taken > kMaxReply) return;
     size += taken;

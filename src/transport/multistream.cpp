@@ -72,8 +72,9 @@ class LazyStream final : public Stream {
 
   Task<Result<>> write(std::span<const ByteView> buffers, Deadline deadline) override {
     if (state_ == State::fresh) co_return co_await propose(buffers, deadline);
-    if (state_ == State::proposing && !co_await proposed_.wait(deadline))
-      co_return Error(cohive::Errc::timeout, peer(), "writing");
+    if (state_ == State::proposing)
+      if (!co_await proposed_.wait(deadline)) co_return Error(cohive::Errc::timeout, peer(), "writing");
+    if (state_ == State::failed) co_return *failure_;
     co_return co_await inner_->write(buffers, deadline);
   }
   void close_write() noexcept override {
@@ -93,7 +94,7 @@ class LazyStream final : public Stream {
   std::uint64_t receive_quota() const override { return inner_->receive_quota(); }
 
  private:
-  enum class State { fresh, proposing, proposed };
+  enum class State { fresh, proposing, proposed, failed };
 
   Task<Result<>> propose(std::span<const ByteView> payload, Deadline deadline) {
     state_ = State::proposing;
@@ -103,7 +104,8 @@ class LazyStream final : public Stream {
     std::vector<ByteView> all{proposal};
     all.insert(all.end(), payload.begin(), payload.end());
     auto sent = co_await inner_->write(all, deadline);
-    state_ = State::proposed;
+    state_ = sent ? State::proposed : State::failed;
+    if (!sent) failure_ = sent.error();  // what is written behind half a proposal would be taken for the rest of it
     proposed_.set();
     if (close_after_proposal_) inner_->close_write();
     co_return sent;

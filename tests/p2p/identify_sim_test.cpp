@@ -229,20 +229,42 @@ TEST(SignedRecord, NumbersRiseThoughTheClockIsSetBack) {
 }
 
 /// A machine with many containers has more interfaces than a message has places.
-TEST(OwnAddresses, OfManyAPeerOutsideIsToldThoseThatItCanDial) {
+struct AddressesTold : testing::Test {
   Swarm swarm;
-  std::vector<Multiaddr> many;
-  for (std::uint16_t port = 4001; port <= 4020; ++port)
-    many.push_back(Multiaddr::from_ip_tcp("192.168.1.5", port).value());
-  Host& host = swarm.add_host_at("192.168.1.5", {.listen = many, .autonat = false, .observed_confirmations = 1});
-  swarm.fabric().set_nat("192.168.1.5", "8.8.4.1");
   Host& peer = swarm.add_host_at("8.8.5.9");
-  ASSERT_TRUE(swarm.run(host.connect(address_of(peer), swarm.after(10s))));
-  swarm.pass(1s);
+
+  Host& add_host_with(std::uint16_t interfaces) {
+    std::vector<Multiaddr> many;
+    for (std::uint16_t i = 0; i < interfaces; ++i)
+      many.push_back(Multiaddr::from_ip_tcp("192.168.1.5", static_cast<std::uint16_t>(4001 + i)).value());
+    swarm.fabric().set_nat("192.168.1.5", "8.8.4.1");
+    Host& host = swarm.add_host_at("192.168.1.5", {.listen = many, .autonat = false, .observed_confirmations = 1});
+    EXPECT_TRUE(swarm.run(host.connect(address_of(peer), swarm.after(10s))));
+    swarm.pass(1s);
+    return host;
+  }
+  /// What a host answers when it is asked about itself.
+  std::vector<Multiaddr> told_of(Host& host) {
+    std::vector<Multiaddr> result;
+    const auto reply = swarm.run(find_node(peer, host.id(), host.id().binary())).value();
+    for (const auto& one : reply.closer_peers())
+      for (const auto& address : one.addrs()) result.push_back(Multiaddr::from_bytes(as_bytes(address)).value());
+    return result;
+  }
+};
+
+TEST_F(AddressesTold, OfManyAPeerOutsideIsToldThoseThatItCanDial) {
+  Host& host = add_host_with(20);
   const auto record = swarm.run(ask_for_record(peer, host.id()));
   ASSERT_TRUE(record) << record.error();
   ASSERT_EQ(record->addresses.size(), 1u);
   EXPECT_EQ(record->addresses.front().scope(), Multiaddr::Scope::public_);
+  EXPECT_EQ(told_of(host), record->addresses) << "whichever way it asks";
+}
+
+TEST_F(AddressesTold, AnAnswerAboutOurselvesHasTheOneThatPeersOutsideCanDial) {
+  const auto told = told_of(add_host_with(12));
+  EXPECT_THAT(told, testing::Contains(testing::Property(&Multiaddr::scope, Multiaddr::Scope::public_)));
 }
 
 // ---- Services of which one peer may want too much

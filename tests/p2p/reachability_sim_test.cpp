@@ -365,6 +365,31 @@ TEST_F(Reaching, OneLiarMovesNobodyAfterQuietHours) {
   EXPECT_THAT(host.addresses(), Contains(parsed("/ip4/8.8.4.4/tcp/4001")));
 }
 
+TEST_F(Reaching, OneLiarWhoReportsAnIPv4AddressMovesNoHostOfIPv6) {
+  Host& host = swarm.add_host_at("2600:9::1");
+  for (int i = 1; i <= 3; ++i) join(host, swarm.add_host_at("2600:" + std::to_string(i) + "::1"));
+  ASSERT_EQ(swarm.run(host.wait_for_reachability(swarm.after(30s))).value(), Reachability::public_);
+  std::vector<Reachability> told;
+  const auto subscription = host.on_reachability([&](Reachability now) { told.push_back(now); });
+  Host& liar = swarm.add_host_at("2600:4::1");
+  sees(liar, "/ip4/5.5.5.5/tcp/25");
+  join(host, liar);
+  swarm.pass(5s);
+  EXPECT_EQ(lies, 1);
+  EXPECT_THAT(told, testing::IsEmpty());
+}
+
+TEST_F(Reaching, AHostOfBothFamiliesHasNotMovedWhereMorePeersSeeTheOther) {
+  Host& host = swarm.add_host_at("8.8.8.8", {}, "2600:9::1");
+  for (int i = 1; i <= 2; ++i) join(host, swarm.add_host_at("2600:" + std::to_string(i) + "::1"));
+  ASSERT_EQ(swarm.run(host.wait_for_reachability(swarm.after(30s))).value(), Reachability::public_);
+  std::vector<Reachability> told;
+  const auto subscription = host.on_reachability([&](Reachability now) { told.push_back(now); });
+  for (int i = 1; i <= 4; ++i) join(host, outside(i));
+  swarm.pass(5s);
+  EXPECT_THAT(told, testing::IsEmpty());
+}
+
 // ---- What a host does for others
 
 TEST_F(Reaching, ADialBackGoesToTheObservedHostAlone) {

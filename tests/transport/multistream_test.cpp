@@ -207,6 +207,16 @@ TEST_F(Multistream, LazyWriteDoesNotOvertakeAProposalThatWaits) {
   group_.cancel();
 }
 
+TEST_F(Multistream, LazyStreamWhoseProposalDidNotLeaveInTimeCarriesNothing) {
+  auto lazy = select_lazily(std::move(stream_), "/chat/1");
+  wire_.stall(true);
+  EXPECT_FALSE(runtime_.run(lazy->write(as_bytes("hello"), runtime_.after(1s))));
+  wire_.stall(false);
+  EXPECT_FALSE(runtime_.run(lazy->write(as_bytes(" there"), Deadline::never())));
+  EXPECT_FALSE(runtime_.run(lazy->read(Deadline::never())));
+  EXPECT_EQ(received(), "");
+}
+
 TEST_F(Multistream, LazyRefusalStaysAnError) {
   auto lazy = select_lazily(std::move(stream_), "/chat/1");
   ASSERT_TRUE(runtime_.run(lazy->write(as_bytes("hello"), Deadline::never())));

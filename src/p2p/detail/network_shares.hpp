@@ -47,10 +47,10 @@ class NetworkShares {
   }
   /// The network that has most, and how much; empty when none has any.
   std::pair<std::string, std::size_t> most() const {
-    std::pair<std::string, std::size_t> result;
-    for (const auto& [network, count] : counts_)
-      if (std::pair(count, network) > std::pair(result.second, result.first)) result = {network, count};
-    return result;
+    const auto largest = std::ranges::max_element(
+        counts_, {}, [](const auto& one) { return std::pair(one.second, std::string_view(one.first)); });
+    if (largest == counts_.end()) return {};
+    return *largest;
   }
 
  private:

@@ -200,6 +200,7 @@ struct Averager::Impl {
   Result<> hear_of_stragglers(const PeerId& witness, ByteView record);
   RoundLimits limits_of(const Round::State& state) const;
   bool is_reached_by_parts();
+  Member own_member(const Round::State& state);
 
   Dht& dht;
   Runtime& runtime;
@@ -316,14 +317,19 @@ bool Averager::Impl::is_reached_by_parts() {
   return reached;
 }
 
-Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
-  const TimePoint start = runtime.now();
+/// This peer as it joins a group.
+Member Averager::Impl::own_member(const Round::State& state) {
   auto bandwidth = options.bandwidth.is_measured() ? meter.bandwidth() : options.bandwidth.value();
   if (!is_reached_by_parts()) bandwidth = 0;
   metrics.bandwidth.set(bandwidth.value_or(0));
+  if (bandwidth) bandwidth = std::min(*bandwidth, kMaxBandwidth);  // as the other members will take it
+  return {dht.host().id(), options.mode, bandwidth, state.options.gather};
+}
+
+Task<Averager::Impl::Reported> Averager::Impl::attempt(Round::State& state, Deadline deadline) {
+  const TimePoint start = runtime.now();
+  Member own = own_member(state);
   std::optional<Rounds::Search> search(std::in_place, rounds);
-  Member own{dht.host().id(), options.mode, bandwidth, state.options.gather};
-  if (own.bandwidth) own.bandwidth = std::min(*own.bandwidth, kMaxBandwidth);  // as the other members will take it
   TraceSpan searching(runtime, "round", "find a group");
   if (searching) searching.note("averager", options.prefix);
   auto found = co_await finder->find(std::move(own), state.plan, deadline);

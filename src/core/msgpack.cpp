@@ -196,6 +196,12 @@ class Decoder {
     const int shift = static_cast<int>(64 - bytes * 8);
     return Value(static_cast<std::int64_t>(*value << shift) >> shift);
   }
+  Result<Value> floating(std::size_t bytes) {
+    const auto bits = number(bytes);
+    if (!bits) return broken("truncated float");
+    if (bytes == 8) return Value(std::bit_cast<double>(*bits));
+    return Value(static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(*bits))));
+  }
 
   ByteView rest_;
   std::size_t& left_;
@@ -213,74 +219,20 @@ Result<Value> Decoder::value(int depth) {
   if (t < 0xa0) return array(t & 15, depth);
   if (t < 0xc0) return string(t & 31);
   if (t >= 0xe0) return Value(static_cast<std::int64_t>(static_cast<std::int8_t>(t)));
-  switch (t) {
-    case 0xc0:
-      return Value();
-    case 0xc2:
-      return Value(false);
-    case 0xc3:
-      return Value(true);
-    case 0xc4:
-      return binary(number(1));
-    case 0xc5:
-      return binary(number(2));
-    case 0xc6:
-      return binary(number(4));
-    case 0xc7:
-      return extension(number(1), depth);
-    case 0xc8:
-      return extension(number(2), depth);
-    case 0xc9:
-      return extension(number(4), depth);
-    case 0xca: {
-      const auto bits = number(4);
-      if (!bits) return broken("truncated float");
-      return Value(static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(*bits))));
-    }
-    case 0xcb: {
-      const auto bits = number(8);
-      if (!bits) return broken("truncated float");
-      return Value(std::bit_cast<double>(*bits));
-    }
-    case 0xcc:
-      return unsigned_of(1);
-    case 0xcd:
-      return unsigned_of(2);
-    case 0xce:
-      return unsigned_of(4);
-    case 0xcf:
-      return unsigned_of(8);
-    case 0xd0:
-      return signed_of(1);
-    case 0xd1:
-      return signed_of(2);
-    case 0xd2:
-      return signed_of(4);
-    case 0xd3:
-      return signed_of(8);
-    case 0xd4:
-    case 0xd5:
-    case 0xd6:
-    case 0xd7:
-    case 0xd8:
-      return extension(std::uint64_t{1} << (t - 0xd4), depth);
-    case 0xd9:
-      return string(number(1));
-    case 0xda:
-      return string(number(2));
-    case 0xdb:
-      return string(number(4));
-    case 0xdc:
-      return array(number(2), depth);
-    case 0xdd:
-      return array(number(4), depth);
-    case 0xde:
-      return map(number(2), depth);
-    case 0xdf:
-      return map(number(4), depth);
-    default:
-      return broken("unknown type");
-  }
+  if (t == 0xc0) return Value();
+  if (t == 0xc2 || t == 0xc3) return Value(t == 0xc3);
+  if (t < 0xc4) return broken("unknown type");
+  // The tags of a kind follow one another, each for twice as many bytes of its value or length as the one before.
+  const auto bytes_from = [t](std::uint8_t first) { return std::size_t{1} << (t - first); };
+  if (t <= 0xc6) return binary(number(bytes_from(0xc4)));
+  if (t <= 0xc9) return extension(number(bytes_from(0xc7)), depth);
+  if (t <= 0xcb) return floating(bytes_from(0xca) * 4);
+  if (t <= 0xcf) return unsigned_of(bytes_from(0xcc));
+  if (t <= 0xd3) return signed_of(bytes_from(0xd0));
+  if (t <= 0xd8) return extension(bytes_from(0xd4), depth);
+  if (t <= 0xdb) return string(number(bytes_from(0xd9)));
+  if (t <= 0xdd) return array(number(bytes_from(0xdc) * 2), depth);
+  return map(number(bytes_from(0xde) * 2), depth);
 }
 
 }  // namespace

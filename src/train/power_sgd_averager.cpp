@@ -48,7 +48,12 @@ class PowerSgdAverager final : public GradientAverager {
     how.limit = std::max<Duration>(deadline.remaining(runtime_.now()), 1s);
     how.max_bytes = power_sgd_.state_bytes() + kMetadataBytes;
     auto state = co_await sharing_.download(std::move(how));
-    auto loaded = state ? co_await power_sgd_.load(runtime_, std::move(*state)) : Result<>(state.error());
+    Result<> loaded = ok();
+    if (state) {
+      loaded = co_await power_sgd_.load(runtime_, std::move(*state));
+    } else {
+      loaded = state.error();
+    }
     if (!loaded) log::info("train", "going on without the factors of another trainer: {}", loaded.error());
   }
 

@@ -97,83 +97,122 @@ Tableau normal_equations(const Tableau& a, const Vector& d) {
 }
 
 /// Mehrotra's predictor-corrector on the homogeneous self-dual form (Andersen and Andersen): min c'x, Ax = b, x >= 0.
-std::optional<Vector> interior_point(const Tableau& a, const Vector& b, const Vector& c, const std::stop_token& stop) {
+class InteriorPoint {
+ public:
+  InteriorPoint(const Tableau& a, const Vector& b, const Vector& c)
+      : a_(a), b_(b), c_(c), n_(a.columns), m_(a.rows), x_(n_, 1.0), z_(n_, 1.0), y_(m_, 0.0) {}
+
+  /// Nothing: there is no solution, none was found, or it was to stop.
+  std::optional<Vector> solve(const std::stop_token& stop);
+
+ private:
+  struct Residuals {
+    Vector primal, dual;
+    double gap = 0, mu = 0;
+  };
+  struct Direction {
+    Vector x, z, y;
+    double tau = 0, kappa = 0;
+  };
+  Residuals residuals() const;
+  std::optional<Direction> direction(const Residuals& now) const;
+  double longest_step(const Direction& to, double bound) const;
+  void move(const Direction& to, double alpha);
+
+  const Tableau& a_;
+  const Vector &b_, &c_;
+  const std::size_t n_, m_;
+  Vector x_, z_, y_;
+  double tau_ = 1, kappa_ = 1;
+};
+
+std::optional<Vector> InteriorPoint::solve(const std::stop_token& stop) {
   constexpr double kTolerance = 1e-8, kStep = 0.99995;
   constexpr int kMaxIterations = 200;  // a few dozen are usual; SciPy's thousand would only take longer to fail
-  const std::size_t n = a.columns, m = a.rows;
-  Vector x(n, 1.0), z(n, 1.0), y(m, 0.0);
-  double tau = 1, kappa = 1;
-  const auto residuals = [&](Vector& rp, Vector& rd, double& rg, double& mu) {
-    const Vector ax = times(a, x), aty = times_transposed(a, y);
-    rp.resize(m), rd.resize(n);
-    for (std::size_t i = 0; i < m; ++i) rp[i] = b[i] * tau - ax[i];
-    for (std::size_t i = 0; i < n; ++i) rd[i] = c[i] * tau - aty[i] - z[i];
-    rg = dot(c, x) - dot(b, y) + kappa;
-    mu = (dot(x, z) + tau * kappa) / static_cast<double>(n + 1);
-  };
-  Vector rp, rd;
-  double rg, mu;
-  residuals(rp, rd, rg, mu);
-  const double rp0 = std::max(1.0, norm(rp)), rd0 = std::max(1.0, norm(rd));
+  const Residuals first = residuals();
+  const double primal0 = std::max(1.0, norm(first.primal)), dual0 = std::max(1.0, norm(first.dual));
   for (int iteration = 0; iteration < kMaxIterations && !stop.stop_requested(); ++iteration) {
-    residuals(rp, rd, rg, mu);
-    const double gap = std::abs(dot(c, x) - dot(b, y)) / (tau + std::abs(dot(b, y)));
-    if (norm(rp) / rp0 <= kTolerance && norm(rd) / rd0 <= kTolerance && gap <= kTolerance) {
-      for (double& value : x) value /= tau;
-      return x;
+    const Residuals now = residuals();
+    const double gap = std::abs(dot(c_, x_) - dot(b_, y_)) / (tau_ + std::abs(dot(b_, y_)));
+    if (norm(now.primal) / primal0 <= kTolerance && norm(now.dual) / dual0 <= kTolerance && gap <= kTolerance) {
+      for (double& value : x_) value /= tau_;
+      return x_;
     }
-    Vector d(n);
-    for (std::size_t i = 0; i < n; ++i) d[i] = x[i] / z[i];
-    const Factors normal(normal_equations(a, d));
-    if (!normal.regular()) return std::nullopt;
-    const auto solve = [&](const Vector& r1, const Vector& r2, Vector& u, Vector& v) {
-      Vector scaled(n);
-      for (std::size_t i = 0; i < n; ++i) scaled[i] = d[i] * r1[i];
-      v = times(a, scaled);
-      for (std::size_t i = 0; i < m; ++i) v[i] += r2[i];
-      v = normal.solve(v);
-      u = times_transposed(a, v);
-      for (std::size_t i = 0; i < n; ++i) u[i] = d[i] * (u[i] - r1[i]);
-    };
-    Vector dx(n), dz(n), dy(m), p, q, u, v;
-    double dtau = 0, dkappa = 0, gamma = 0;
-    const auto longest = [&](double bound) {
-      double alpha = bound;
-      for (std::size_t i = 0; i < n; ++i) {
-        if (dx[i] < 0) alpha = std::min(alpha, -x[i] / dx[i]);
-        if (dz[i] < 0) alpha = std::min(alpha, -z[i] / dz[i]);
-      }
-      if (dtau < 0) alpha = std::min(alpha, -tau / dtau);
-      if (dkappa < 0) alpha = std::min(alpha, -kappa / dkappa);
-      return alpha;
-    };
-    for (int pass = 0; pass < 2; ++pass) {
-      const double eta = 1 - gamma;
-      Vector rxs(n), scaled_rd(n), scaled_rp(m);
-      for (std::size_t i = 0; i < n; ++i) {
-        rxs[i] = gamma * mu - x[i] * z[i] - (pass ? dx[i] * dz[i] : 0);
-        scaled_rd[i] = eta * rd[i] - rxs[i] / x[i];
-      }
-      for (std::size_t i = 0; i < m; ++i) scaled_rp[i] = eta * rp[i];
-      const double rtk = gamma * mu - tau * kappa - (pass ? dtau * dkappa : 0);
-      solve(c, b, p, q);
-      solve(scaled_rd, scaled_rp, u, v);
-      dtau = (eta * rg + rtk / tau + dot(c, u) - dot(b, v)) / (kappa / tau - dot(c, p) + dot(b, q));
-      for (std::size_t i = 0; i < n; ++i) dx[i] = u[i] + p[i] * dtau;
-      for (std::size_t i = 0; i < m; ++i) dy[i] = v[i] + q[i] * dtau;
-      for (std::size_t i = 0; i < n; ++i) dz[i] = (rxs[i] - z[i] * dx[i]) / x[i];
-      dkappa = (rtk - kappa * dtau) / tau;
-      const double alpha = longest(1.0);
-      gamma = (1 - alpha) * (1 - alpha) * std::min(0.1, 1 - alpha);
-    }
-    const double alpha = std::min(1.0, kStep * longest(1e300));
-    for (std::size_t i = 0; i < n; ++i) x[i] += alpha * dx[i], z[i] += alpha * dz[i];
-    for (std::size_t i = 0; i < m; ++i) y[i] += alpha * dy[i];
-    tau += alpha * dtau;
-    kappa += alpha * dkappa;
-    if (!std::isfinite(tau) || !(tau > 0)) return std::nullopt;
+    const auto to = direction(now);
+    if (!to) return std::nullopt;
+    move(*to, std::min(1.0, kStep * longest_step(*to, 1e300)));
+    if (!std::isfinite(tau_) || !(tau_ > 0)) return std::nullopt;
   }
   return std::nullopt;
+}
+
+InteriorPoint::Residuals InteriorPoint::residuals() const {
+  const Vector ax = times(a_, x_), aty = times_transposed(a_, y_);
+  Residuals now{Vector(m_), Vector(n_)};
+  for (std::size_t i = 0; i < m_; ++i) now.primal[i] = b_[i] * tau_ - ax[i];
+  for (std::size_t i = 0; i < n_; ++i) now.dual[i] = c_[i] * tau_ - aty[i] - z_[i];
+  now.gap = dot(c_, x_) - dot(b_, y_) + kappa_;
+  now.mu = (dot(x_, z_) + tau_ * kappa_) / static_cast<double>(n_ + 1);
+  return now;
+}
+
+/// Predicts, then corrects. Nothing: the normal equations are singular.
+std::optional<InteriorPoint::Direction> InteriorPoint::direction(const Residuals& now) const {
+  Vector d(n_);
+  for (std::size_t i = 0; i < n_; ++i) d[i] = x_[i] / z_[i];
+  const Factors normal(normal_equations(a_, d));
+  if (!normal.regular()) return std::nullopt;
+  const auto solve = [&](const Vector& r1, const Vector& r2, Vector& u, Vector& v) {
+    Vector scaled(n_);
+    for (std::size_t i = 0; i < n_; ++i) scaled[i] = d[i] * r1[i];
+    v = times(a_, scaled);
+    for (std::size_t i = 0; i < m_; ++i) v[i] += r2[i];
+    v = normal.solve(v);
+    u = times_transposed(a_, v);
+    for (std::size_t i = 0; i < n_; ++i) u[i] = d[i] * (u[i] - r1[i]);
+  };
+  Direction to{Vector(n_), Vector(n_), Vector(m_)};
+  Vector p, q, u, v;
+  double gamma = 0;
+  for (int pass = 0; pass < 2; ++pass) {
+    const double eta = 1 - gamma;
+    Vector rxs(n_), scaled_dual(n_), scaled_primal(m_);
+    for (std::size_t i = 0; i < n_; ++i) {
+      rxs[i] = gamma * now.mu - x_[i] * z_[i] - (pass ? to.x[i] * to.z[i] : 0);
+      scaled_dual[i] = eta * now.dual[i] - rxs[i] / x_[i];
+    }
+    for (std::size_t i = 0; i < m_; ++i) scaled_primal[i] = eta * now.primal[i];
+    const double rtk = gamma * now.mu - tau_ * kappa_ - (pass ? to.tau * to.kappa : 0);
+    solve(c_, b_, p, q);
+    solve(scaled_dual, scaled_primal, u, v);
+    to.tau = (eta * now.gap + rtk / tau_ + dot(c_, u) - dot(b_, v)) / (kappa_ / tau_ - dot(c_, p) + dot(b_, q));
+    for (std::size_t i = 0; i < n_; ++i) to.x[i] = u[i] + p[i] * to.tau;
+    for (std::size_t i = 0; i < m_; ++i) to.y[i] = v[i] + q[i] * to.tau;
+    for (std::size_t i = 0; i < n_; ++i) to.z[i] = (rxs[i] - z_[i] * to.x[i]) / x_[i];
+    to.kappa = (rtk - kappa_ * to.tau) / tau_;
+    const double alpha = longest_step(to, 1.0);
+    gamma = (1 - alpha) * (1 - alpha) * std::min(0.1, 1 - alpha);
+  }
+  return to;
+}
+
+/// How far it may go, `bound` at most, before a value that must not be negative is 0.
+double InteriorPoint::longest_step(const Direction& to, double bound) const {
+  double alpha = bound;
+  for (std::size_t i = 0; i < n_; ++i) {
+    if (to.x[i] < 0) alpha = std::min(alpha, -x_[i] / to.x[i]);
+    if (to.z[i] < 0) alpha = std::min(alpha, -z_[i] / to.z[i]);
+  }
+  if (to.tau < 0) alpha = std::min(alpha, -tau_ / to.tau);
+  if (to.kappa < 0) alpha = std::min(alpha, -kappa_ / to.kappa);
+  return alpha;
+}
+
+void InteriorPoint::move(const Direction& to, double alpha) {
+  for (std::size_t i = 0; i < n_; ++i) x_[i] += alpha * to.x[i], z_[i] += alpha * to.z[i];
+  for (std::size_t i = 0; i < m_; ++i) y_[i] += alpha * to.y[i];
+  tau_ += alpha * to.tau;
+  kappa_ += alpha * to.kappa;
 }
 
 }  // namespace
@@ -213,7 +252,7 @@ std::vector<double> balance_load(const std::vector<std::optional<double>>& given
       a.at(i, 2 * k + 2 + i) = 1;
       b[i] = 1;
     }
-    if (const auto x = interior_point(a, b, c, stop)) {
+    if (const auto x = InteriorPoint(a, b, c).solve(stop)) {
       std::fill(scores.begin(), scores.end(), 0.0);
       double best = 0;
       for (std::size_t i = 0; i < k; ++i) best = std::max(best, (*x)[i]);

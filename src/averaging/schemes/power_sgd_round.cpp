@@ -39,15 +39,15 @@ struct Sum {
   ZeroedFloats q;
 };
 
-/// One compressed tensor in this round.
+/// One compressed tensor in this round. Work on the pool that goes through all of it keeps it: a round that is dropped
+/// does not wait for such work.
 struct Factored {
   std::size_t index = 0;  ///< in the schema
   MatrixShape shape;
   std::vector<Sum> sums;
-  ZeroedFloats p;                         ///< rows x rank, as it travels
-  ZeroedFloats q_sent;                    ///< columns x rank, as it travels
-  ZeroedFloats q;                         ///< the average, as rank rows
-  std::unique_ptr<FactoredTensor> there;  ///< where the tensor's own memory computes; null: blocks of it are read here
+  ZeroedFloats p;       ///< rows x rank, as it travels
+  ZeroedFloats q_sent;  ///< columns x rank, as it travels
+  ZeroedFloats q;       ///< the average, as rank rows
 };
 
 /// Tells whether any sum of so many of these values, each times 1 at most, is finite. Where that is so of a P, for as
@@ -55,6 +55,10 @@ struct Factored {
 bool can_be_summed(std::span<const float> values, std::size_t terms) {
   const float most = std::numeric_limits<float>::max() / (2 * static_cast<float>(terms));
   return std::ranges::all_of(values, [most](float value) { return std::abs(value) <= most; });
+}
+
+Result<> require_finite(std::span<const float> values) {
+  return all_finite(values) ? ok() : Result<>(Error(Errc::not_finite));
 }
 
 class PowerSgdRound {
@@ -95,7 +99,9 @@ class PowerSgdRound {
   const bool counts_;  // else nothing of this member is in the averages, and its residuals stay
   std::shared_ptr<const FactorSet> factors_;
   std::shared_ptr<ResidualSet> residuals_;
-  std::vector<Factored> tensors_;
+  std::vector<std::shared_ptr<Factored>> tensors_;
+  /// Where the tensor's own memory computes; null: blocks of it are read here.
+  std::vector<std::unique_ptr<FactoredTensor>> there_;
   std::vector<Block> blocks_;
   std::vector<std::pair<std::size_t, std::size_t>> sums_;  // tensor, and number of the sum in it
 };
@@ -115,14 +121,14 @@ PowerSgdRound::PowerSgdRound(std::shared_ptr<PowerSgd::State> state, RoundContex
   }
   for (std::size_t i = 0; i < state_->compressed.size(); ++i) {
     const auto& [index, shape] = state_->compressed[i];
-    Factored& tensor = tensors_.emplace_back();
+    Factored& tensor = *tensors_.emplace_back(std::make_shared<Factored>());
     tensor.index = index;
     tensor.shape = shape;
     tensor.p = ZeroedFloats(shape.rows * rank_);
     tensor.q_sent = ZeroedFloats(shape.columns * rank_);
     tensor.q = ZeroedFloats(shape.columns * rank_);
-    tensor.there = round.tensors().factored(index, {shape.rows, shape.columns, rank_}, (*residuals_)[i]);
-    if (tensor.there) continue;
+    there_.push_back(round.tensors().factored(index, {shape.rows, shape.columns, rank_}, (*residuals_)[i]));
+    if (there_.back()) continue;
     const std::size_t rows = std::max(kLeastRows, kBlockValues / shape.columns);
     const std::size_t begin = blocks_.size();
     for (std::size_t row = 0; row < shape.rows; row += rows)
@@ -161,7 +167,7 @@ Task<void> PowerSgdRound::take_turns(std::size_t count, Step step, std::size_t& 
 }
 
 Stretch PowerSgdRound::stretch_of(const Block& block) const {
-  const Factored& tensor = tensors_[block.tensor];
+  const Factored& tensor = *tensors_[block.tensor];
   return {tensor.index, block.first_row * tensor.shape.columns, block.rows * tensor.shape.columns};
 }
 
@@ -171,12 +177,12 @@ std::span<float> PowerSgdRound::residual_of(const Block& block) const {
 }
 
 std::span<float> PowerSgdRound::p_of(const Block& block) {
-  return tensors_[block.tensor].p.span().subspan(block.first_row * rank_, block.rows * rank_);
+  return tensors_[block.tensor]->p.span().subspan(block.first_row * rank_, block.rows * rank_);
 }
 
 /// The factor that this round began with.
 FactorQ<const float> PowerSgdRound::used_q(std::size_t tensor) const {
-  return {(*factors_)[tensor].span(), rank_, tensors_[tensor].shape.columns};
+  return {(*factors_)[tensor].span(), rank_, tensors_[tensor]->shape.columns};
 }
 
 /// Gradient and residual together.
@@ -225,23 +231,23 @@ Task<Result<>> PowerSgdRound::project_block(std::size_t index) {
     const auto values = values_of(block);
     if (!values) return values.error();
     project(*values, used_q(block.tensor), p_of(block));
-    return all_finite(p_of(block)) ? ok() : Result<>(Error(Errc::not_finite));
+    return require_finite(p_of(block));
   });
 }
 
 Task<Result<>> PowerSgdRound::project_there(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  if (!factored.there) co_return ok();
-  if (auto done = co_await factored.there->project(used_q(tensor).values, factored.p.span()); !done) co_return done;
-  co_return all_finite(factored.p.span()) ? ok() : Result<>(Error(Errc::not_finite));
+  if (!there_[tensor]) co_return ok();
+  const auto factored = tensors_[tensor];
+  if (auto done = co_await there_[tensor]->project(used_q(tensor).values, factored->p.span()); !done) co_return done;
+  co_return co_await runtime_.offload([factored] { return require_finite(factored->p.span()); });
 }
 
 Task<Result<>> PowerSgdRound::average_p() {
   std::vector<TensorInfo> infos;
   std::vector<TensorSpan> memory;
-  for (Factored& tensor : tensors_) {
-    infos.push_back({{static_cast<std::uint32_t>(tensor.shape.rows), static_cast<std::uint32_t>(rank_)}});
-    memory.emplace_back(tensor.p.span());
+  for (const auto& tensor : tensors_) {
+    infos.push_back({{static_cast<std::uint32_t>(tensor->shape.rows), static_cast<std::uint32_t>(rank_)}});
+    memory.emplace_back(tensor->p.span());
   }
   HostParts parts(runtime_, std::move(infos), std::move(memory));
   co_return co_await round_.all_reduce(parts, "PHASE_P");
@@ -249,25 +255,27 @@ Task<Result<>> PowerSgdRound::average_p() {
 
 /// Afterwards no value of P is above 1, but for rounding.
 Task<Result<>> PowerSgdRound::orthogonalise(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  auto done = co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
-    if (!can_be_summed(factored.p.span(), factored.shape.rows)) return Error(Errc::not_finite);
-    if (factored.there) return ok();
-    std::vector<float> columns(factored.p.span().size());
-    transpose(factored.p.span(), factored.shape.rows, rank_, columns);
-    orthogonalise_rows(columns, rank_, factored.shape.rows);
-    transpose(columns, rank_, factored.shape.rows, factored.p.span());
+  const bool here = !there_[tensor];
+  auto done = co_await runtime_.offload([factored = tensors_[tensor], rank = rank_, here]() -> Result<> {
+    const auto p = factored->p.span();
+    const std::size_t rows = factored->shape.rows;
+    if (!can_be_summed(p, rows)) return Error(Errc::not_finite);
+    if (!here) return ok();
+    std::vector<float> columns(p.size());
+    transpose(p, rows, rank, columns);
+    orthogonalise_rows(columns, rank, rows);
+    transpose(columns, rank, rows, p);
     return ok();
   });
-  if (!done || !factored.there) co_return done;
-  co_return co_await factored.there->take_average(factored.p.span());
+  if (!done || here) co_return done;
+  co_return co_await there_[tensor]->take_average(tensors_[tensor]->p.span());
 }
 
 // ---- Q
 
 Task<Result<>> PowerSgdRound::gather_sum(std::size_t index) {
   const auto [tensor, number] = sums_[index];
-  Factored& factored = tensors_[tensor];
+  Factored& factored = *tensors_[tensor];
   Sum& sum = factored.sums[number];
   sum.q = ZeroedFloats(factored.q.span().size());
   const FactorQ<float> q{sum.q.span(), rank_, factored.shape.columns};
@@ -284,29 +292,28 @@ Task<Result<>> PowerSgdRound::gather_sum(std::size_t index) {
 }
 
 Task<Result<>> PowerSgdRound::gather_there(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  if (!factored.there) co_return ok();
-  if (auto done = co_await factored.there->gather(factored.q_sent.span()); !done) co_return done;
-  co_return all_finite(factored.q_sent.span()) ? ok() : Result<>(Error(Errc::not_finite));
+  if (!there_[tensor]) co_return ok();
+  const auto factored = tensors_[tensor];
+  if (auto done = co_await there_[tensor]->gather(factored->q_sent.span()); !done) co_return done;
+  co_return co_await runtime_.offload([factored] { return require_finite(factored->q_sent.span()); });
 }
 
 Task<Result<>> PowerSgdRound::add_sums(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  if (factored.there) co_return ok();
-  co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
-    for (const Sum& sum : factored.sums) add_to(factored.q.span(), sum.q.span());
-    factored.sums.clear();
-    transpose(factored.q.span(), rank_, factored.shape.columns, factored.q_sent.span());
-    return all_finite(factored.q.span()) ? ok() : Result<>(Error(Errc::not_finite));
+  if (there_[tensor]) co_return ok();
+  co_return co_await runtime_.offload([factored = tensors_[tensor], rank = rank_]() -> Result<> {
+    for (const Sum& sum : factored->sums) add_to(factored->q.span(), sum.q.span());
+    factored->sums.clear();
+    transpose(factored->q.span(), rank, factored->shape.columns, factored->q_sent.span());
+    return require_finite(factored->q.span());
   });
 }
 
 Task<Result<>> PowerSgdRound::average_q() {
   std::vector<TensorInfo> infos;
   std::vector<TensorSpan> memory;
-  for (Factored& tensor : tensors_) {
-    infos.push_back({{static_cast<std::uint32_t>(tensor.shape.columns), static_cast<std::uint32_t>(rank_)}});
-    memory.emplace_back(tensor.q_sent.span());
+  for (const auto& tensor : tensors_) {
+    infos.push_back({{static_cast<std::uint32_t>(tensor->shape.columns), static_cast<std::uint32_t>(rank_)}});
+    memory.emplace_back(tensor->q_sent.span());
   }
   HostParts parts(runtime_, std::move(infos), std::move(memory));
   std::vector<JoinedParts::Source> sources;
@@ -318,10 +325,9 @@ Task<Result<>> PowerSgdRound::average_q() {
 
 /// Refuses a Q whose product with P no float may hold: nobody looks at it once it is made on a device.
 Task<Result<>> PowerSgdRound::take_average(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  co_return co_await offload_leased(runtime_, [this, &factored]() -> Result<> {
-    if (!can_be_summed(factored.q_sent.span(), rank_)) return Error(Errc::not_finite);
-    transpose(factored.q_sent.span(), factored.shape.columns, rank_, factored.q.span());
+  co_return co_await runtime_.offload([factored = tensors_[tensor], rank = rank_]() -> Result<> {
+    if (!can_be_summed(factored->q_sent.span(), rank)) return Error(Errc::not_finite);
+    transpose(factored->q_sent.span(), factored->shape.columns, rank, factored->q.span());
     return ok();
   });
 }
@@ -356,7 +362,7 @@ Task<Result<>> PowerSgdRound::expand_block(std::size_t index) {
   Undo undo(residual);
   auto part = std::make_shared<EncodedPart>();
   auto expanded = co_await offload_leased(runtime_, [this, &block, &undo, &part, residual]() -> Result<> {
-    const FactorQ<const float> q{tensors_[block.tensor].q.span(), rank_, tensors_[block.tensor].shape.columns};
+    const FactorQ<const float> q{tensors_[block.tensor]->q.span(), rank_, tensors_[block.tensor]->shape.columns};
     std::vector<float> average(stretch_of(block).length);
     expand(p_of(block), q, average);
     part->record = Slice::copy_of(raw_bytes(average));
@@ -377,9 +383,8 @@ Task<Result<>> PowerSgdRound::expand_block(std::size_t index) {
 }
 
 Task<Result<>> PowerSgdRound::expand_there(std::size_t tensor) {
-  Factored& factored = tensors_[tensor];
-  if (!factored.there) co_return ok();
-  co_return co_await factored.there->apply(factored.q.span(), counts_);
+  if (!there_[tensor]) co_return ok();
+  co_return co_await there_[tensor]->apply(tensors_[tensor]->q.span(), counts_);
 }
 
 /// The last step. A row of zeros would stay so for ever, as nothing is projected on it: the one before it is kept.
@@ -387,17 +392,18 @@ Task<Result<>> PowerSgdRound::keep_factors() {
   co_return co_await offload_leased(runtime_, [this]() -> Result<> {
     auto kept = std::make_shared<FactorSet>();
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      const std::size_t columns = tensors_[i].shape.columns;
+      const std::size_t columns = tensors_[i]->shape.columns;
       for (std::size_t c = 0; c < rank_; ++c) {
-        const auto row = tensors_[i].q.span().subspan(c * columns, columns);
+        const auto row = tensors_[i]->q.span().subspan(c * columns, columns);
         if (std::ranges::all_of(row, [](float value) { return value == 0; }))
           std::ranges::copy(used_q(i).values.subspan(c * columns, columns), row.begin());
       }
-      kept->push_back(std::move(tensors_[i].q));
+      kept->push_back(std::move(tensors_[i]->q));
     }
     factors_.reset();
     state_->replace_factors(std::move(kept));
-    tensors_.clear();  // much memory to give back
+    there_.clear();  // much memory to give back
+    tensors_.clear();
     return ok();
   });
 }

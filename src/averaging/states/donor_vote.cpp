@@ -214,6 +214,46 @@ Task<void> count_support(Runtime& runtime, std::vector<Voter>& voters) {
   }
 }
 
+/// Those of whom something is known first, the ones far down the list in a random order.
+std::vector<PeerId> in_order_of_asking(Dht& dht, const std::vector<PeerId>& donors) {
+  std::vector<PeerId> candidates;
+  for (const bool acquainted : {true, false})
+    std::ranges::copy_if(donors, std::back_inserter(candidates),
+                         [&](const PeerId& peer) { return dht.host().reputation().has_history(peer) == acquainted; });
+  for (std::size_t i = kVotersByRank; i < candidates.size(); ++i)
+    std::swap(candidates[i], candidates[i + dht.runtime().random()() % (candidates.size() - i)]);
+  return candidates;
+}
+
+auto support_of(const Voter& voter) {
+  return std::tuple(voter.acquaintances, voter.networks, voter.peers);
+}
+
+/// Puts those first that most agree with; of those with as many, the ones that are first among the donors.
+void sort_by_support(std::vector<Voter>& voters, const std::vector<PeerId>& donors) {
+  const auto place = [&](const PeerId& peer) { return std::ranges::find(donors, peer) - donors.begin(); };
+  const auto weight = [&](const Voter& voter) { return std::pair(support_of(voter), -place(voter.peer)); };
+  std::ranges::sort(voters, [&](const Voter& a, const Voter& b) { return weight(a) > weight(b); });
+}
+
+/// Believes those that agree with the first of the ranked voters, or are as good; they come before the other donors.
+void choose_among(const std::vector<Voter>& voters, Election& result) {
+  const auto rest = std::exchange(result.order, {});
+  std::vector<PeerId> as_good;
+  for (const Voter& voter : voters) {
+    const bool loses = support_of(voter) < support_of(voters.front());
+    (agree(voter, voters.front()) ? result.order : loses ? result.outvoted : as_good).push_back(voter.peer);
+  }
+  result.order.insert(result.order.end(), as_good.begin(), as_good.end());
+  result.believed = result.order.size();
+  for (const PeerId& peer : rest)
+    if (std::ranges::find(result.order, peer) == result.order.end() &&
+        std::ranges::find(result.outvoted, peer) == result.outvoted.end())
+      result.order.push_back(peer);
+  for (const PeerId& peer : result.outvoted)
+    log::info("averaging", "the state of {} is not asked for: more donors agree on another one", peer);
+}
+
 }  // namespace
 
 Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSource& source, Deadline deadline) {
@@ -222,12 +262,7 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   if (donors.size() < 2) co_return result;
   const TimePoint began = runtime.now();
   const Deadline end = deadline.min(runtime.after(kVoteTime));
-  std::vector<PeerId> candidates;
-  for (const bool acquainted : {true, false})
-    std::ranges::copy_if(donors, std::back_inserter(candidates),
-                         [&](const PeerId& peer) { return dht.host().reputation().has_history(peer) == acquainted; });
-  for (std::size_t i = kVotersByRank; i < candidates.size(); ++i)
-    std::swap(candidates[i], candidates[i + runtime.random()() % (candidates.size() - i)]);
+  std::vector<PeerId> candidates = in_order_of_asking(dht, donors);
   std::vector<Voter> voters;
   std::set<PeerId> silent;
   for (int batch = 0; batch < kBatches && !candidates.empty() && independent(voters) < kIndependent; ++batch) {
@@ -257,25 +292,9 @@ Task<Election> elect_donor(Dht& dht, std::vector<PeerId> donors, const PieceSour
   }
   co_await count_support(runtime, voters);
   if (voters.empty()) co_return result;
-  const auto rank = [&](const PeerId& peer) { return std::ranges::find(donors, peer) - donors.begin(); };
-  const auto support = [](const Voter& voter) { return std::tuple(voter.acquaintances, voter.networks, voter.peers); };
-  const auto weight = [&](const Voter& voter) { return std::pair(support(voter), -rank(voter.peer)); };
-  std::ranges::sort(voters, [&](const Voter& a, const Voter& b) { return weight(a) > weight(b); });
+  sort_by_support(voters, donors);
   if (voters.front().peers + voters.front().acquaintances == 0) co_return result;  // of strangers no two agree
-  const auto rest = std::exchange(result.order, {});
-  std::vector<PeerId> as_good;
-  for (const Voter& voter : voters) {
-    const bool loses = support(voter) < support(voters.front());
-    (agree(voter, voters.front()) ? result.order : loses ? result.outvoted : as_good).push_back(voter.peer);
-  }
-  result.order.insert(result.order.end(), as_good.begin(), as_good.end());
-  result.believed = result.order.size();
-  for (const PeerId& peer : rest)
-    if (std::ranges::find(result.order, peer) == result.order.end() &&
-        std::ranges::find(result.outvoted, peer) == result.outvoted.end())
-      result.order.push_back(peer);
-  for (const PeerId& peer : result.outvoted)
-    log::info("averaging", "the state of {} is not asked for: more donors agree on another one", peer);
+  choose_among(voters, result);
   const bool answered = all_equal || !voters.front().samples.empty();
   if (answered && runtime.now() - began < kReuse) result.call = std::move(voters.front().call);
   co_return result;

@@ -208,6 +208,34 @@ class DonorQueue {
   std::map<PeerId, std::size_t> preferred_;  // how often
 };
 
+/// The donors of one pass.
+struct KnownDonors {
+  std::vector<PeerId> voters, others;
+  std::set<PeerId> undeclared;  // may share nothing: their failures say nothing of the donors
+};
+
+using IsSuch = std::function<bool(const PeerId&)>;
+KnownDonors divide_donors(const std::vector<Donor>& found, const DownloadSetup& setup, const IsSuch& is_liar,
+                          const IsSuch& is_no_help) {
+  KnownDonors known;
+  for (const Donor& donor : found) {
+    if (is_liar(donor.peer) || donor.priority < setup.min_priority) continue;
+    // Who sleeps, or whose process has ended, which may be back, holds no vote up.
+    const bool votes = donor.priority <= setup.max_priority && !is_no_help(donor.peer);
+    (votes ? known.voters : known.others).push_back(donor.peer);
+    if (!donor.declared) known.undeclared.insert(donor.peer);
+  }
+  return known;
+}
+
+/// Writes down who a state has come from.
+void note_sources(DownloadedState& state, const PeerId& donor, const DownloadReport& report) {
+  state.donor = donor;
+  for (const auto& [peer, bytes] : report.contributed) state.bytes += bytes;
+  state.contributed = report.contributed;
+  state.liars = report.liars;
+}
+
 }  // namespace
 
 Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup, DownloadReport& report,
@@ -219,28 +247,18 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     return report.names(peer) || dht.host().reputation().is_banned(peer) ||
            std::ranges::find(setup.without, peer) != setup.without.end();
   };
-  const auto is_asleep = [&](const PeerId& peer) {
-    return std::ranges::find(setup.asleep, peer) != setup.asleep.end();
-  };
   const auto is_no_help = [&](const PeerId& peer) {
-    return is_liar(peer) || is_asleep(peer) || dht.host().refuses(peer);
+    return is_liar(peer) || std::ranges::find(setup.asleep, peer) != setup.asleep.end() || dht.host().refuses(peer);
   };
   for (int pass = 0; pass < kPasses; ++pass) {
     if (pass > 0) co_await runtime.sleep_for(std::min<Duration>(pass * kPassPause, deadline.remaining(runtime.now())));
     if (deadline.passed(runtime.now())) break;
-    std::vector<PeerId> believed, others_last;
-    std::set<PeerId> undeclared;  // may share nothing: their failures say nothing of the donors
-    for (const auto& donor : co_await find_donors(dht, setup, pass == 0)) {
-      if (is_liar(donor.peer) || donor.priority < setup.min_priority) continue;
-      // Who sleeps, or whose process has ended, which may be back, holds no vote up.
-      const bool first = donor.priority <= setup.max_priority && !is_no_help(donor.peer);
-      (first ? believed : others_last).push_back(donor.peer);
-      if (!donor.declared) undeclared.insert(donor.peer);
-    }
-    auto election = co_await elect_donor(dht, std::move(believed), setup.pieces, deadline);
+    const auto found = co_await find_donors(dht, setup, pass == 0);
+    auto known = divide_donors(found, setup, is_liar, is_no_help);
+    auto election = co_await elect_donor(dht, std::move(known.voters), setup.pieces, deadline);
     std::vector<PeerId> order = std::move(election.order);
     const std::size_t most_believed = election.believed > 0 ? election.believed : order.size();
-    order.insert(order.end(), others_last.begin(), others_last.end());
+    order.insert(order.end(), known.others.begin(), known.others.end());
     DonorQueue queue(std::move(order), most_believed);
     DonorPaces paces;
     if (queue.empty() && election.outvoted.empty()) break;
@@ -259,10 +277,7 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
                                    download_unless_slow(runtime, std::move(transfer), std::move(looking), faster),
                                    "state download");
       if (state) {
-        state->donor = donor;
-        for (const auto& [peer, bytes] : report.contributed) state->bytes += bytes;
-        state->contributed = report.contributed;
-        state->liars = report.liars;
+        note_sources(*state, donor, report);
         co_return state;
       }
       if (faster) {
@@ -271,13 +286,13 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
         continue;
       }
       const Error why = state.error();
-      if (!undeclared.contains(donor)) last = why;
+      if (!known.undeclared.contains(donor)) last = why;
       const bool lied = shows_a_liar(why) && (!why.peer() || *why.peer() == donor);
       if (lied && !is_liar(donor)) {
         log::warn("averaging", "a donor of the state is left out: {}", why.with_peer(donor));
         report.liars.push_back(donor);
       } else {
-        log::write(undeclared.contains(donor) ? log::Level::debug : log::Level::info, "averaging",
+        log::write(known.undeclared.contains(donor) ? log::Level::debug : log::Level::info, "averaging",
                    log::format("no state from {}: {}", donor, why));
         queue.lose(donor);
       }

@@ -213,7 +213,10 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.in_touch = !met.empty() && reaches_one;
   global.epoch = global.in_touch ? std::max(epoch_, reached_by_most(met)) : epoch_;
   const auto& claims = global.in_touch ? met : all;
-  global.claimed = claims.empty() ? global.epoch : std::max(global.epoch, std::ranges::max(claims));
+  std::uint64_t claimed = claims.empty() ? 0 : std::ranges::max(claims);
+  // Those that were drawn may all be strangers by chance. They may end the epoch first, as those may that were met.
+  if (drawn_ && met.empty() && !met_.empty() && claimed == epoch_ + 1) claimed = epoch_;
+  global.claimed = std::max(global.epoch, claimed);
   if (!options_.auxiliary) return;
   // It comes back, too, from an epoch that liars have named. That which it has just entered with the others is not in
   // their reports yet.

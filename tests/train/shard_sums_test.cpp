@@ -95,12 +95,27 @@ TEST(ShardSums, AreOfTheEpochThatMostHaveReached) {
   EXPECT_EQ(sum_up(all, kWholeEpoch, kTimeOfSums).epoch, 7u) << "clients follow";
 }
 
+TEST(ShardSums, DoNotShrinkWhileTheFirstTrainersEndTheEpoch) {
+  auto all = trainers(64);
+  const double before = sum_up(all, kWholeEpoch, kTimeOfSums).samples;
+  for (std::size_t i = 0; i < 24; ++i) all[i] = {8, 0, all[i].samples_per_second, kTimeOfSums, false};
+  const auto sum = sum_up(all, kWholeEpoch, kTimeOfSums);
+  EXPECT_EQ(sum.epoch, 7u);
+  EXPECT_NEAR(sum.samples, before, 1e-6 * before);
+  std::vector<ProgressSum> shards(16, shard(1000));
+  for (std::size_t i = 0; i < 7; ++i) shards[i] = shard(10, 8);
+  const auto run = total_of(shards, 4, kTimeOfSums);
+  EXPECT_EQ(run.epoch, 7u);
+  EXPECT_DOUBLE_EQ(run.samples, 16'000);
+}
+
 TEST(ShardSums, OneThatLiesChangesTheRunByFivePercentAtMost) {
   const double honest = sum_up(trainers(64), kWholeEpoch, kTimeOfSums).samples;
   const double run = 16 * honest, speed = 16 * honest / 10;
   for (const ShardReport& lie :
        {ShardReport{7, 1e18, 1e14, kTimeOfSums}, ShardReport{7, kWholeEpoch, 1e14, kTimeOfSums - 500},
-        ShardReport{1 << 20, 0, 0, kTimeOfSums}, ShardReport{7, 0, 1e14, kTimeOfSums + 100}}) {
+        ShardReport{1 << 20, 0, 0, kTimeOfSums}, ShardReport{8, 0, 1e14, kTimeOfSums},
+        ShardReport{7, 0, 1e14, kTimeOfSums + 100}}) {
     auto all = trainers(64);
     all[3] = lie;
     const auto sum = sum_up(all, kWholeEpoch, kTimeOfSums);
@@ -124,7 +139,7 @@ TEST(ShardSums, OfOneLyingLeaderOfThreeCountForNothing) {
 TEST(ShardSums, AWholeShardThatLiesChangesARunOfSixteenByFivePercentAtMost) {
   const double honest = total_of(std::vector<ProgressSum>(16, shard(1000)), 4, kTimeOfSums).samples;
   EXPECT_DOUBLE_EQ(honest, 16'000);
-  for (const ProgressSum& lie : {shard(1e17), shard(0)}) {
+  for (const ProgressSum& lie : {shard(1e17), shard(0), shard(1e17, 8)}) {
     std::vector<ProgressSum> shards(16, shard(1000));
     shards[5] = lie;
     EXPECT_NEAR(total_of(shards, 4, kTimeOfSums).samples, honest, honest / 20);

@@ -282,6 +282,25 @@ TEST_F(Sharded, WhoMissedAnEpochLearnsOfIt) {
     if (trainer.node != 7) EXPECT_EQ(trainer.tracker->snapshot().epoch, 1u) << "one that claims more moves nobody";
 }
 
+/// A trainer that knows few of many may be told of none of these. Its group ends the epoch with it all the same.
+TEST_F(Sharded, StrangersThatEndTheEpochFirstClaimNothingThatIsNew) {
+  add_trainers(24);
+  train(60);
+  ProgressTracker& tracker = *trainers[5].tracker;
+  tracker.met({swarm.host(trainers[0].node).id()});
+  leave(1);
+  for (const std::uint64_t epoch : {1, 2}) {
+    for (std::size_t i = 10; i < 18; ++i) {
+      trainers[i].epoch = epoch;
+      trainers[i].samples = 0;
+      trainers[i].tracker->update_epoch(epoch);
+    }
+    train(12);
+    EXPECT_FALSE(tracker.snapshot().in_touch);
+    EXPECT_EQ(tracker.snapshot().claimed, epoch == 1 ? 0u : epoch);
+  }
+}
+
 TEST(ShardCall, TakesLessThanAKilobyteOnTheWire) {
   sim::Swarm swarm({.plaintext = false});
   p2p::Host &trainer = swarm.add_host(), &leader = swarm.add_host();

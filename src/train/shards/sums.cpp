@@ -134,17 +134,23 @@ ProgressSum sum_up(std::span<const ShardReport> reports, double target, double n
   }
   sum.epoch = reached_by_most(epochs);
   const double usual = speeds.empty() ? 0 : median(speeds);
-  double late = 0;
+  double late = 0, there = 0, ended = 0;  // speeds
   for (const ShardReport& report : reports) {
     const double speed = std::min(report.samples_per_second, kBeyondMedian * usual);
     sum.samples_per_second += times * speed;
     sum.trainers += times;
     sum.clients += times * report.client;
     if (report.epoch + 1 == sum.epoch) late += speed;
-    if (report.epoch == sum.epoch) samples.push_back(std::min(report.samples + (now - report.time) * speed, target));
+    if (report.epoch == sum.epoch + 1) ended += speed;
+    if (report.epoch != sum.epoch) continue;
+    there += speed;
+    samples.push_back(std::min(report.samples + (now - report.time) * speed, target));
   }
   const double most = samples.empty() ? 0 : std::max(kBeyondMedian * median(samples), kFirstBatches * usual);
   for (const double one : samples) sum.samples += times * std::clamp(one, -most, most);
+  // Trainers that have ended the epoch have done as much as others of their speed. Without their share its end would
+  // seem to move away from all that look while the first ones reach it.
+  if (there > 0) sum.samples *= 1 + ended / there;
   sum.samples -= times * kUsualDelay * late;
   // Where hardly one has finished a batch yet.
   if (sum.samples < 0) sum.time -= std::exchange(sum.samples, 0) / sum.samples_per_second;
@@ -189,6 +195,9 @@ ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) 
     if (shard.epoch == run.epoch) samples.push_back(shard.samples_at(now));
   const double missing = shards.empty() ? 0 : std::exp2(bits) / static_cast<double>(shards.size());
   run.samples = missing * plausible_sum(samples);
+  // Shards that have ended the epoch count as the others do, like trainers in sum_up().
+  const auto ended = std::ranges::count(shards, run.epoch + 1, &ProgressSum::epoch);
+  if (!samples.empty()) run.samples *= 1 + static_cast<double>(ended) / static_cast<double>(samples.size());
   run.samples_per_second = missing * plausible_sum(speeds);
   run.trainers = missing * plausible_sum(trainers);
   for (const double count : clients) run.clients += missing * count;

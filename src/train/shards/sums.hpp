@@ -22,7 +22,7 @@ namespace cohive::train {
 /// A sum tells of many trainers what a ShardReport tells of one.
 struct ProgressSum {
   std::uint64_t epoch = 0;  ///< that most of them have reached
-  double samples = 0;       ///< of those in this epoch
+  double samples = 0;       ///< of those in this epoch, and as many for each that has ended it
   double samples_per_second = 0, time = 0;
   double trainers = 0, clients = 0;
   int bits = 0;     ///< of a run, which is to have 2^bits shards

@@ -237,6 +237,15 @@ COHIVE_API int32_t cohive_codec_encode(const cohive_tensor* tensor, cohive_bytes
 /** The reverse. \param tensor  dtype, shape and codec; `data` and `size` are the encoded bytes */
 COHIVE_API int32_t cohive_codec_decode(const cohive_tensor* tensor, cohive_bytes* values);
 
+/* ---- Statistics of optimizers */
+
+/** Has steps be able to use what codecs and peers have left of an optimizer's statistics: raises squares to zero, and
+ * sets a mean to zero where no gradients have the squares beside it. cohive_trainer_open() says where trainers do so by
+ * themselves.
+ * \param tensors  floating-point values in host memory, which are written to
+ * \param names    of these, as cohive_trainer_describe() has them: "optimizer.N.STATISTIC" */
+COHIVE_API int32_t cohive_statistics_make_usable(const cohive_tensor* tensors, const char* const* names, size_t count);
+
 /* ---- Averagers */
 
 /** Averages tensors with the peers of one prefix, in rounds, and shares states. */
@@ -345,7 +354,8 @@ typedef struct cohive_trainer_calls {
   int32_t (*load)(void* context, const uint8_t* metadata, size_t size, const cohive_tensor* tensors, size_t count,
                   uint64_t epoch);
   /** Asked about every 100 ms by a call that waits. Not 0: it ends with COHIVE_CANCELLED; what it began goes on, and
-   * the next call waits for it first. May be null. */
+   * the next call waits for it first. Buffers of reuse_grad_buffers are set to zero then: their sums count with what
+   * goes on. May be null. */
   int32_t (*interrupted)(void* context);
   /** May be null. Else the caller adds up the gradients of its batches by itself, as where they are in the memory of a
    * GPU, and hands the sums over here: those of all batches since the last call. cohive_trainer_step() asks for them
@@ -382,26 +392,26 @@ typedef struct cohive_step_report {
  * average_state_every, auxiliary, client_mode, share_state, performance_ema_alpha, verbose, share_loss; of its
  * tracker_opts min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration,
  * expected_drift_peers, expected_drift_rate and sharded_above (trainers; 0: never); of its averager_opts
- * request_timeout, part_size_bytes, min_group_size, sender_timeout, reducer_timeout and min_vector_size. And cohive's
- * own: outer_lr, outer_momentum, outer_nesterov, outer_fragments (parts of the model that are averaged in turn, one in
- * each epoch), outer_repair_every and open_diloco (averages with OpenDiLoCo's trainers), all of them for steps of an
- * outer optimizer, with use_local_updates;
- * fit_my_link (with these: the trainers agree on rounds that their links carry, on target_batch_size, grad_codecs or
- * both, as far as they are not given),
- * outer_codec (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with
- * an outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its
- * default, or "clipped-mean") and outer_clip_factor (of the last two: times the median norm),
- * full_state_every (parameters travel as 8-bit differences from their last average, and as they are in one of so many
- * rounds; 0: always as they are), target_group_size, bandwidth,
- * verified_share, clip_grad_norm (of the averaged gradients; not with use_local_updates, where the caller steps with
- * gradients of its own), averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs
- * (names: one for all, or one for each tensor; the state is parameters, then what is beside them), native_steps (the
- * library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of
- * gradients are on, where they are averaged and stepped then; with native_steps and `calls->sums`), checkpoint_dir,
- * checkpoint_every, checkpoint_keep, resume.
+ * request_timeout, part_size_bytes, min_group_size, sender_timeout, reducer_timeout and min_vector_size, which are
+ * about rounds of outer steps with outer_lr. And cohive's own: outer_lr, outer_momentum, outer_nesterov, outer_fragments (parts of the model that
+ * are averaged in turn, one in each epoch), outer_repair_every and open_diloco (averages with OpenDiLoCo's trainers),
+ * all of them for steps of an outer optimizer, with use_local_updates; fit_my_link (with these: the trainers agree on
+ * rounds that their links carry, on target_batch_size, grad_codecs or both, as far as they are not given), outer_codec
+ * (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with an
+ * outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its default, or
+ * "clipped-mean") and outer_clip_factor (of the last two: times the median norm), full_state_every (parameters travel
+ * as 8-bit differences from their last average, and as they are in one of so many rounds; 0: always as they are),
+ * target_group_size, bandwidth, verified_share, clip_grad_norm (of the averaged gradients; not with use_local_updates,
+ * where the caller steps with gradients of its own), averager_rank and min_compression_ratio (PowerSGD), grad_codecs
+ * and state_codecs (names: one for all, or one for each tensor; the state is parameters, then what is beside them),
+ * native_steps (the library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters,
+ * statistics and sums of gradients are on, where they are averaged and stepped then; with native_steps and
+ * `calls->sums`), checkpoint_dir, checkpoint_every, checkpoint_keep, resume.
  * \param parameters  contiguous float32 values in host memory, which stay where they are until cohive_trainer_free()
  * \param beside      the same of what is averaged after the parameters: `dtype` and `requires_grad` name it in the
- *                    schema, its values are float32; `codec` "statistic": only steps change it */
+ *                    schema, its values are float32; `codec` "optimizer.N.STATISTIC", its name in checkpoints: only
+ *                    steps change it, and averages that these cannot use do not take its place, as squares below zero
+ */
 COHIVE_API int32_t cohive_trainer_open(cohive_swarm* swarm, const char* options, const cohive_tensor* parameters,
                                        size_t count, const cohive_tensor* beside, size_t beside_count,
                                        const cohive_trainer_calls* calls, cohive_trainer** trainer);
@@ -415,7 +425,8 @@ COHIVE_API int32_t cohive_trainer_stream(cohive_trainer* trainer, void* stream);
  * alone, or tells cohive_trainer_changes() before.
  * \param metadata  msgpack of a map that is not empty, to which "epoch" is added
  * \param state     its tensors in the order in which newcomers get them; where `data` is that of a parameter, its
- *                  newest values. `codec` is how newcomers get it; statistics travel as they are, whatever it says
+ *                  newest values. `codec` is how newcomers get it. Squares of small gradients are 0 in half precision:
+ *                  let statistics travel as they are
  * \param names     of these tensors in checkpoints: "parameter.N", then "extra.N", then "optimizer.N.STATISTIC", by
  * number and name
  * \param steps     with native_steps: JSON, an array with an object for each parameter group: "name" ("sgd", "adam",

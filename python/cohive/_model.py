@@ -13,7 +13,15 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optio
 from . import _gpu, _native
 from ._torch import torch
 from .compression import CompressionInfo, Described, TensorRole, _described, tensor_from_bytes
-from .optim import initialize_optimizer_state_, is_count, nested_flatten, nested_pack, plain, zero_gradients
+from .optim import (
+    initialize_optimizer_state_,
+    is_count,
+    make_usable,
+    nested_flatten,
+    nested_pack,
+    plain,
+    zero_gradients,
+)
 
 _OF_ADAM = {"exp_avg": None, "exp_avg_sq": None, "max_exp_avg_sq": "amsgrad"}
 #: The tensors that an optimizer of torch keeps, in the library's order, with the setting without which it needs none.
@@ -363,6 +371,8 @@ class Model:
         """What is averaged after them: the tensor, its float32 values in host memory, what it is, and whether only
         steps change it."""
         found = []
+        if len(set(self._statistics)) < len(self._statistics):
+            raise ValueError("average_opt_statistics has a name twice")
         for name in self._statistics:
             for at, one in enumerate(self.stepped):
                 tensor = self.optimizer.state[one].get(name)
@@ -374,6 +384,8 @@ class Model:
             numbers = isinstance(tensor, torch.Tensor) and not tensor.is_complex() and tensor.dtype != torch.bool
             if not numbers:
                 raise TypeError("an extra tensor is a tensor of torch with floating-point values or integers")
+            if any(tensor is one for one in self.parameters):
+                raise ValueError(f"extra tensor {at} is a parameter, which is averaged anyway")
             values = live_of([tensor], self._link)
             found.append((tensor, *values, CompressionInfo.from_tensor(tensor, key=at), False))
         return found
@@ -404,12 +416,16 @@ class Model:
         shared = [(at, *pairs[at], before) for at, before in self._published.items()]
         news = [torch.empty(tensor.shape, dtype=torch.float32, device=tensor.device) for _, tensor, _, _ in shared]
         self._upload([(came, values) for came, (_, _, values, _) in zip(news, shared)])
+        averaged = False  # something beside the parameters
         for came, (at, tensor, _, before) in zip(news, shared):
             now = tensor.to(torch.float32)
             new = _rounded(torch.where(now == before, came, now + (came - before)), tensor.dtype)
             # What no round has changed stays as it is: float32 may not hold it.
             tensor.copy_(torch.where(came == before, tensor, new))
             self._published[at] = came
+            averaged = averaged or (at >= len(self.stepped) and not torch.equal(came, before))
+        if self.follows and self._statistics and averaged:
+            make_usable(self.optimizer)
 
     def extras(self) -> List[Any]:
         """The extra tensors, as newcomers get them."""
@@ -427,8 +443,8 @@ class Model:
         """The memory of parameters, and of what is averaged beside them."""
         parameters = [_described(live, "NONE", in_place=self.on_gpu) for live in self.live]
         beside = []
-        for tensor, values, _, is_statistic in self._beside:
-            one = _described(values, "statistic" if is_statistic else "NONE")
+        for tensor, values, info, is_statistic in self._beside:
+            one = _described(values, "optimizer.{}.{}".format(*info.key) if is_statistic else "NONE")
             # In the schema it is what it is; its values are float32 here.
             one.tensor.dtype = str(tensor.dtype).replace("torch.", "").encode()
             one.tensor.requires_grad = int(tensor.requires_grad)
@@ -780,6 +796,12 @@ class Model:
         zero_gradients(self.parameters, set_to_none=False)
         self.note_gradients()
 
+    def note_taken_sums(self) -> None:
+        """After a call that was interrupted: the library has taken what is in buffers that are used again. What adds up
+        on a GPU it asks for."""
+        if self.sums is None:
+            self.clear_gradients()
+
     # ---- Steps
 
     def step(self, gradients: Optional[Sequence[Any]]) -> None:
@@ -864,10 +886,15 @@ class Model:
                 copies.append((one.detach(), self._stage(at, one, live)))
             if parameter is not one:
                 copies.append((parameter.detach(), self._stage(at, parameter, live)))
-        for tensor, values, _, is_statistic in self._beside:
-            if is_statistic and tensor.data_ptr() != values.data_ptr():
-                copies.append((tensor.detach(), values))
-        self._upload(copies)
+        statistics = [
+            (tensor.detach(), values)
+            for tensor, values, _, is_statistic in self._beside
+            if is_statistic and tensor.data_ptr() != values.data_ptr()
+        ]
+        before = [tensor.clone() for tensor, _ in statistics]
+        self._upload([*copies, *statistics])
+        if not all(torch.equal(tensor, one) for (tensor, _), one in zip(statistics, before)):
+            make_usable(self.optimizer)  # the library has no means but those that are averaged, too
 
     def _stage(self, at: int, parameter: Any, live: Any) -> Any:
         """The values as the parameter has them, so that a copy to a GPU is a copy alone."""

@@ -132,6 +132,7 @@ PROTOTYPES: Dict[str, Tuple[Any, List[Any]]] = {
     "cohive_dht_add_validator": (c_int32, [Handle, Handle]),
     "cohive_codec_encode": (c_int32, [POINTER(Tensor), POINTER(Bytes), POINTER(c_int32)]),
     "cohive_codec_decode": (c_int32, [POINTER(Tensor), POINTER(Bytes)]),
+    "cohive_statistics_make_usable": (c_int32, [POINTER(Tensor), POINTER(c_char_p), c_size_t]),
     "cohive_averager_open": (c_int32, [Handle, c_char_p, c_uint64, POINTER(Tensor), c_size_t, POINTER(Handle)]),
     "cohive_averager_buffer": (c_int32, [Handle, c_size_t, POINTER(POINTER(c_float)), POINTER(c_size_t)]),
     "cohive_averager_begin": (c_int32, [Handle, Data, c_size_t, c_char_p, POINTER(Handle), POINTER(Handle)]),

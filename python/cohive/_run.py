@@ -87,6 +87,8 @@ class Run:
                 if self.leaver not in (None, thread):
                     raise RuntimeError("this optimizer was shut down")
                 code = function(*arguments)
+                if code == _native.CANCELLED:
+                    self.model.note_taken_sums()
             finally:
                 self.inside.discard(thread)
             raised, own.raised = own.raised, None  # before handlers, which may call the library again

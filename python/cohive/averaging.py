@@ -27,6 +27,7 @@ from .compression import (
     CompressionInfo,
     NoCompression,
     _described,
+    codec_of_state,
     tensor_from_bytes,
 )
 from .control import AllreduceException, AveragingMode, AveragingStage, MatchmakingException, StepControl
@@ -507,7 +508,7 @@ class DecentralizedAverager:
                 infos = state[2] if len(state) > 2 else None
                 for index, tensor in enumerate(state[1]):
                     info = CompressionInfo.from_tensor(tensor, key=index) if infos is None else infos[index]
-                    described.append(_described(tensor, self.state_compression.codec(info).name))
+                    described.append(_described(tensor, codec_of_state(self.state_compression, info).name))
                 metadata = _msgpack.dumps(state[0])
         except Exception:
             logger.exception("the state cannot be shared")

@@ -124,6 +124,11 @@ class CompressionBase(ABC):
     def codec(self, info: CompressionInfo) -> CompressionType:
         """The codec of a tensor."""
 
+    def _names(self, info: CompressionInfo) -> bool:
+        """Whether a rule by role or by key gives the tensor its codec: what holds for everything, or for all tensors of
+        a size, was not chosen with this one in mind. A strategy of your own is asked about each tensor."""
+        return True
+
     def compress(self, tensor: Any, info: CompressionInfo, allow_inplace: bool = False) -> SerializedTensor:
         """The tensor as it travels. What the codec cannot encode, such as integers, travels as it is."""
         codec = self.codec(info)
@@ -152,6 +157,9 @@ class CompressionBase(ABC):
 class _Fixed(CompressionBase):
     def codec(self, info: CompressionInfo) -> CompressionType:
         return self.compression_type
+
+    def _names(self, info: CompressionInfo) -> bool:
+        return False
 
 
 class NoCompression(_Fixed):
@@ -210,6 +218,9 @@ class SizeAdaptiveCompression(AdaptiveCompressionBase):
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
         return self.greater_equal if info.descriptor.numel() >= self.threshold else self.less
 
+    def _names(self, info: CompressionInfo) -> bool:
+        return self.choose_compression(info)._names(info)
+
 
 class RoleAdaptiveCompression(AdaptiveCompressionBase):
     """A strategy by the role of a tensor; what is left out gets `default`."""
@@ -224,6 +235,8 @@ class RoleAdaptiveCompression(AdaptiveCompressionBase):
         default: Optional[CompressionBase] = None,
     ) -> None:
         default = default or NoCompression()
+        given = (activation, parameter, gradient, optimizer)
+        self._default, self._named = default, {role for role, one in zip(TensorRole, given) if one is not None}
         self.role_compressions: Dict[TensorRole, CompressionBase] = {
             TensorRole.ACTIVATION: activation or default,
             TensorRole.PARAMETER: parameter or default,
@@ -234,6 +247,10 @@ class RoleAdaptiveCompression(AdaptiveCompressionBase):
 
     def choose_compression(self, info: CompressionInfo) -> CompressionBase:
         return self.role_compressions[info.role]
+
+    def _names(self, info: CompressionInfo) -> bool:
+        chosen = self.choose_compression(info)
+        return info.role in self._named or chosen is not self._default or chosen._names(info)
 
 
 class PerTensorCompression(AdaptiveCompressionBase):
@@ -276,6 +293,14 @@ def tensor_from_bytes(values: Any, dtype: str, shape: Sequence[int], requires_gr
     made = torch.frombuffer(values, dtype=kind) if len(values) else torch.empty(0, dtype=kind)
     made = made.reshape(tuple(shape))
     return made.requires_grad_() if requires_grad and (kind.is_floating_point or kind.is_complex) else made
+
+
+def codec_of_state(compression: CompressionBase, info: CompressionInfo) -> CompressionType:
+    """The codec of a tensor of a state that newcomers download. Statistics of an optimizer travel as they are, unless a
+    rule names them: squares of small gradients are 0 in half precision, and a newcomer's first steps far too long."""
+    if info.role == TensorRole.OPTIMIZER and not compression._names(info):
+        return CompressionType.NONE
+    return compression.codec(info)
 
 
 _BY_TYPE: Dict[CompressionType, CompressionBase] = {

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import math
 import operator
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from . import _events
+from . import _events, _native
+from ._native import check, lib
 from ._torch import torch
 from .averaging import DecentralizedAverager, StepControl
-from .compression import CompressionInfo, TensorRole
+from .compression import CompressionInfo, TensorRole, _described
 from .dht import DHT
 from .futures import seconds
 from .timed import DHTExpiration
@@ -24,6 +26,7 @@ GradientAveragerFactory = Callable[..., "GradientAverager"]
 #: bounds what peers claim, who may lie
 _MOST_EPOCHS = 2**48
 _MOST_STEPS = 1e15  # is kMostSteps of the library
+_OF_STATISTICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: a schedule makes no more steps than these at once: some seconds
 _MOST_STEPS_AT_ONCE = 10**6
 
@@ -245,16 +248,48 @@ def load_optimizer_state(optimizer: Any, metadata: Sequence[Dict[str, Any]], ten
     packed = nested_pack(leaves, own)
     if not all(is_count(one["step"]) for one in packed["state"].values() if "step" in one):
         raise ValueError("a number of steps that is none")
+    if not are_finite(leaves):
+        raise ValueError("statistics that are not finite")
     with torch.no_grad():
         optimizer.load_state_dict(packed)
+    make_usable(optimizer)
+
+
+def are_finite(values: Iterable[Any]) -> bool:
+    """Tells whether no tensor among them has NaN or infinity."""
+    tensors = [one for one in values if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    return all(bool(torch.isfinite(one).all()) for one in tensors)
+
+
+def make_usable(optimizer: Any) -> None:
+    """Has the next step be able to use what codecs and peers have left of an optimizer's statistics: no square is below
+    zero, and no mean beyond what the squares beside it allow."""
+    kept = {}
+    for at, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"]):
+        for name, value in optimizer.state[parameter].items() if parameter in optimizer.state else ():
+            if isinstance(value, torch.Tensor) and value.dtype in _OF_STATISTICS and value.layout == torch.strided:
+                kept[f"optimizer.{at}.{name}"] = value.detach()
+    described = [_described(value, "NONE") for value in kept.values()]
+    names = (ctypes.c_char_p * max(len(kept), 1))(*[name.encode() for name in kept])
+    check(lib.cohive_statistics_make_usable(_native.tensor_array(described), names, len(described)))
+    with torch.no_grad():
+        for value, one in zip(kept.values(), described):
+            if one.values.data_ptr() != value.data_ptr():
+                value.copy_(one.values)
 
 
 def _replaces(given: Any, own: Any) -> bool:
     """Tells whether a leaf of a state may take the place of ours: of a tensor one of its shape, a number where it has
-    one value, or None, as torch has it for a parameter that never had a gradient."""
-    if not isinstance(own, torch.Tensor) or given is None:
+    one value, or None, as torch has it for a parameter that never had a gradient; of a number, such as a rate, a finite
+    one."""
+    if given is None:
         return True
-    return getattr(given, "shape", None) == own.shape or (own.numel() == 1 and isinstance(given, (int, float)))
+    is_number = isinstance(given, (int, float)) and math.isfinite(given)
+    if isinstance(own, torch.Tensor):
+        return getattr(given, "shape", None) == own.shape or (own.numel() == 1 and is_number)
+    if isinstance(own, (int, float)):
+        return is_number or (isinstance(given, torch.Tensor) and given.numel() == 1)
+    return True
 
 
 class GradientAverager(DecentralizedAverager):
@@ -508,6 +543,8 @@ class TrainingAverager(DecentralizedAverager):
                         tensor.copy_(averaged)
                     else:
                         tensor.add_((averaged - old[at]).to(dtype=tensor.dtype, device=tensor.device))
+                if self.opt_statistics:
+                    make_usable(self.opt)
             self.local_step += 1
             return gathered
 
@@ -560,7 +597,12 @@ class TrainingAverager(DecentralizedAverager):
         local = [*self._parameters(), *self.extra_tensors]
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             raise ValueError("a peer shares the state of another model")
-        load_optimizer_state(self.opt, metadata["optimizer_metadata"], tensors[len(local) :])
+        if not are_finite(tensors):
+            raise ValueError("a peer shares a state with values that are not finite")
+        try:
+            load_optimizer_state(self.opt, metadata["optimizer_metadata"], tensors[len(local) :])
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise ValueError("a peer shares the state of another optimizer") from error
         with torch.no_grad():
             for tensor, downloaded in zip(local, tensors):
                 tensor.copy_(downloaded)

@@ -18,7 +18,7 @@ from ._dht_options import refuse_unknown
 from ._native import Handle, check, lib
 from ._run import Run, unless_closed
 from ._torch import torch
-from .compression import CompressionBase, CompressionInfo, NoCompression
+from .compression import CompressionBase, CompressionInfo, NoCompression, codec_of_state
 from .dht import DHT
 from .optim import (
     GradientAverager,
@@ -43,6 +43,8 @@ logger = logging.getLogger("cohive.train")
 
 #: of averager_opts and tracker_opts: what hivemind's parts take, and the library does not under these names
 _NOT_OURS = ("private_key", "client_mode", "start", "daemon", "status_loglevel", "allow_state_sharing")
+#: what Optimizer takes as well as averager_opts
+_OF_EITHER = ("target_group_size", "bandwidth")
 _MANY_EMPTY_BATCHES = 10
 #: what schedules change in the groups of an optimizer
 _SCHEDULED = ("lr", "initial_lr", "momentum", "betas")
@@ -226,7 +228,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
     :param grad_compression: of gradients on their way
     :param grad_averager_factory: GradientAverager, or PowerSGDGradientAverager, also in functools.partial
     :param state_averaging_compression: of parameters on their way
-    :param load_state_compression: of the state that newcomers download
+    :param load_state_compression: of the state that newcomers download; the optimizer's statistics travel as they are,
+        unless a rule by role or key names them, as RoleAdaptiveCompression(optimizer=...)
     :param average_opt_statistics: names of the optimizer's tensors that are averaged with the parameters
     :param extra_tensors: averaged with them, and shared; averages of integers are rounded
     :param averager_opts: request_timeout, part_size_bytes, min_group_size, target_group_size, bandwidth,
@@ -415,7 +418,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         }
         if fit_my_link and grad_compression is None:
             del options["grad_codecs"]
-        for given in (averager_opts or {}, tracker_opts or {}):
+        for keyword, given in (("averager_opts", averager_opts or {}), ("tracker_opts", tracker_opts or {})):
+            _refuse_own(keyword, given, options)
             options.update({name: value for name, value in given.items() if name not in _NOT_OURS})
         if (averager_opts or {}).get("allow_state_sharing") is False:
             options["share_state"] = False
@@ -528,7 +532,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
 
     def _describe(self) -> None:
         metadata, tensors, infos = self._current_state()
-        codecs = [self._load_compression.codec(info).name for info in infos]
+        codecs = [codec_of_state(self._load_compression, info).name for info in infos]
         packed = _msgpack.dumps(metadata)
         described = self._model.describe(tensors, codecs)
         steps, statistics = self._model.native_steps()
@@ -728,11 +732,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]
         if not wait:
             raise ValueError("parameters change inside of calls alone: load_state_from_peers() always waits")
         loaded = ctypes.c_int32()
-        self._run.call(lib.cohive_trainer_load, ctypes.byref(loaded))
-        if loaded.value:
-            self._model.clear_gradients()
-            self._take_over()
-            _model.return_memory()
+        try:
+            self._run.call(lib.cohive_trainer_load, ctypes.byref(loaded))
+        finally:  # the handler of a signal may have raised when all was done
+            if loaded.value:
+                self._model.clear_gradients()
+                self._take_over()
+                _model.return_memory()
         return bool(loaded.value)
 
     def average_parameters(self) -> int:
@@ -996,6 +1002,13 @@ def check_options(callee: str, given: Iterable[str], but: Sequence[str] = (), pl
     :param place_of_dht: where keywords of DHT() belong
     """
     refuse_unknown(callee, given, set(inspect.signature(Optimizer).parameters) - set(but), place_of_dht)
+
+
+def _refuse_own(keyword: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raises TypeError for what Optimizer takes itself, as where hivemind gives its parts a keyword twice."""
+    for name in given:
+        if name in options and (name not in _OF_EITHER or options[name] is not None):
+            raise TypeError(f"{keyword} got {name}, which Optimizer takes itself: give it there")
 
 
 def _name(optimizer: Any) -> str:

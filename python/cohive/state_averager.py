@@ -15,11 +15,13 @@ from .compression import CompressionInfo, TensorRole
 from .dht import DHT
 from .futures import seconds
 from .optim import (
+    are_finite,
     dump_training_state,
     follow_epoch,
     initialize_optimizer_state_,
     is_epoch,
     load_optimizer_state,
+    make_usable,
     nested_flatten,
     parameter_groups,
 )
@@ -387,6 +389,9 @@ class TrainingStateAverager(DecentralizedAverager):
                 logger.log(self.status_loglevel, "averaged the training state with %d peers", len(gathered))
             except Exception as error:
                 logger.log(self.status_loglevel, "averaging the training state failed: %s", error)
+            if self.reuse_tensors and self.opt_keys_for_averaging:
+                with self.lock_optimizer, self.lock_averaged_tensors:
+                    make_usable(self.optimizer)
         if self.sync_epoch_when_averaging:
             self.local_epoch = max([self.local_epoch, *filter(is_epoch, gathered.values())])
             self._update_scheduler()
@@ -427,6 +432,8 @@ class TrainingStateAverager(DecentralizedAverager):
                     local.copy_(averaged)
                 else:
                     local.add_((averaged - old[at]).to(device=local.device, dtype=local.dtype))
+            if self.opt_keys_for_averaging:
+                make_usable(self.optimizer)
 
     def _update_scheduler(self) -> None:
         """Moves the schedule to the epoch."""
@@ -469,6 +476,9 @@ class TrainingStateAverager(DecentralizedAverager):
         local = [*self._opt_parameters(), *self.extra_tensors]
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             logger.error("a peer shares the state of another model: it is not taken over")
+            return None
+        if not are_finite(tensors):
+            logger.error("a peer shares a state with values that are not finite: it is not taken over")
             return None
         with torch.no_grad(), self.lock_optimizer, self.lock_averaged_tensors:
             try:

@@ -602,6 +602,36 @@ def test_a_state_averager_follows_schedules_that_are_made_of_others(state_averag
     assert averager.optimizer.param_groups[0]["lr"] == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("rate", ["fast", math.nan, math.inf])
+def test_a_rate_that_is_none_is_not_taken_over(state_averager, monkeypatch, rate):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    averager = state_averager([weight], optimizer=functools.partial(torch.optim.SGD, lr=1.0))
+    metadata, tensors, _ = averager.get_current_state()
+    told = [dict(leaf, value=rate) if leaf.get("value") == 1.0 else leaf for leaf in metadata["optimizer_metadata"]]
+    state = (dict(metadata, optimizer_metadata=told), tensors)
+    monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, timeout: state)
+    assert averager.load_state_from_peers() is None and averager.optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_averages_below_zero_are_no_squares(state_averager, reuse):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    adam = functools.partial(torch.optim.Adam, lr=1.0)
+    options = dict(offload_optimizer=True, reuse_tensors=reuse, average_opt_statistics=["exp_avg_sq"])
+    averager = state_averager([weight], optimizer=adam, **options)
+
+    def one_round(timeout):
+        with averager.get_tensors() as averaged, torch.no_grad():
+            averaged[1].copy_(torch.tensor([-1.0, 4.0]))
+        return {}
+
+    averager.optimizer.state[averager._opt_parameters()[0]]["exp_avg"].fill_(1.0)
+    averager._run_round(types.SimpleNamespace(allow_allreduce=lambda: None, result=one_round), None)
+    averager._apply_round()
+    kept = averager.optimizer.state[averager._opt_parameters()[0]]
+    assert kept["exp_avg_sq"].tolist() == [0.0, 4.0] and kept["exp_avg"].tolist() == [0.0, 1.0]
+
+
 NO_EPOCHS = [2**62, 2**48 + 1, -1, True, 7.0, "7", None]
 
 
@@ -629,6 +659,8 @@ def test_an_epoch_that_none_can_be_is_not_taken_over(state_averager, monkeypatch
 OTHER_STATES = {
     "a statistic of another shape": lambda at, one: torch.zeros(3) if at == 1 else one,
     "a negative number of steps": lambda at, one: torch.full_like(one, -1.0) if one.dim() == 0 else one,
+    "a statistic that is not finite": lambda at, one: torch.full_like(one, math.nan) if at == 1 else one,
+    "a parameter that is not finite": lambda at, one: torch.full_like(one, math.inf) if at == 0 else one,
     "too many steps": lambda at, one: torch.full_like(one, 2e15) if one.dim() == 0 else one,
 }
 

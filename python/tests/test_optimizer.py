@@ -1190,6 +1190,87 @@ def test_statistics_come_to_a_newcomer_as_they_are(swarm):
     second.shutdown()
 
 
+HALVES = cohive.Float16Compression()
+
+
+def test_statistics_that_a_rule_names_travel_in_its_codec(swarm):
+    peers = swarm(2)
+    rule = cohive.RoleAdaptiveCompression(optimizer=HALVES)
+    options = dict(QUICK, target_batch_size=4, optimizer=KINDS["adam"], delay_state_averaging=False)
+    old, new = model_of(1 / 3), model_of(7.0)
+    first = Optimizer(dht=peers[0], params=[old], load_state_compression=rule, **options)
+    for _ in range(3):
+        old.grad = torch.full_like(old, 1 / 3)
+        first.step(batch_size=4)
+    second = Optimizer(dht=peers[1], params=[new], **options)
+    end = time.monotonic() + PATIENCE
+    while second.local_epoch < 3 and time.monotonic() < end:
+        second.load_state_from_peers()
+        time.sleep(0.1)
+    assert second.local_epoch == 3 and torch.equal(new, old), "of parameters the rule says nothing"
+    for name in ("exp_avg", "exp_avg_sq"):
+        sent = statistics_of(first)[name]
+        halves = sent.half().float()
+        assert torch.equal(statistics_of(second)[name], halves) and not torch.equal(sent, halves)
+    first.shutdown()
+    second.shutdown()
+
+
+RULES = {
+    "one for all": (HALVES, False),
+    "by size": (cohive.SizeAdaptiveCompression(1, HALVES, HALVES), False),
+    "of another role": (cohive.RoleAdaptiveCompression(parameter=HALVES), False),
+    "of what is left": (cohive.RoleAdaptiveCompression(parameter=HALVES, default=HALVES), False),
+    "by role": (cohive.RoleAdaptiveCompression(optimizer=HALVES, default=HALVES), True),
+    "by role and size": (
+        cohive.RoleAdaptiveCompression(optimizer=cohive.SizeAdaptiveCompression(1, HALVES, HALVES)),
+        True,
+    ),
+    "by key": (cohive.PerTensorCompression([HALVES]), True),
+    "by key and size": (cohive.SizeAdaptiveCompression(1, HALVES, cohive.PerTensorCompression([HALVES])), True),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_statistics_travel_as_they_are_unless_a_rule_names_them(rule):
+    compression, names = RULES[rule]
+    statistic = dict(key=0, role=cohive.compression.TensorRole.OPTIMIZER)
+    info = cohive.compression.CompressionInfo.from_tensor(torch.zeros(6), **statistic)
+    assert cohive.compression.codec_of_state(compression, info).name == ("FLOAT16" if names else "NONE")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_statistics_are_made_usable(dtype):
+    weight = torch.nn.Parameter(torch.zeros(3, dtype=dtype))
+    adam = stepped(torch.optim.Adam([weight]))
+    kept = adam.state[weight]
+    kept["exp_avg"], kept["exp_avg_sq"] = torch.ones(3, dtype=dtype), torch.tensor([-1.0, 1e-9, 4.0], dtype=dtype)
+    cohive.optim.make_usable(adam)
+    assert torch.equal(kept["exp_avg"], torch.tensor([0.0, 0.0, 1.0], dtype=dtype))
+    assert torch.equal(kept["exp_avg_sq"], torch.tensor([0.0, 1e-9, 4.0], dtype=dtype))
+
+
+def test_averages_below_zero_take_the_place_of_no_squares(swarm):
+    models = [model_of(), model_of()]
+    options = dict(QUICK, optimizer=KINDS["adam"], average_opt_statistics=("exp_avg_sq",), target_batch_size=1000)
+    made = [Optimizer(dht=dht, params=[model], **options) for dht, model in zip(swarm(2), models)]
+    for optimizer, value in zip(made, (4.0, -100.0)):
+        statistics_of(optimizer)["exp_avg"].fill_(1.0)
+        statistics_of(optimizer)["exp_avg_sq"].fill_(value)
+    groups = [0, 0]
+
+    def average(at):
+        groups[at] = made[at].average_parameters()
+
+    run_both(lambda: average(0), lambda: average(1))
+    assert groups == [2, 2]
+    assert torch.equal(statistics_of(made[0])["exp_avg_sq"], torch.full_like(models[0], 4.0))
+    assert torch.equal(statistics_of(made[0])["exp_avg"], torch.ones_like(models[0]))
+    assert torch.equal(statistics_of(made[1])["exp_avg_sq"], torch.zeros_like(models[1]))
+    for one in made:
+        one.shutdown()
+
+
 def test_extra_tensors_and_statistics_are_averaged(swarm):
     peers = swarm(2)
     models, extras = [model_of(), model_of()], [torch.full((3,), value, device=DEVICE) for value in (1.0, 3.0)]
@@ -1207,6 +1288,7 @@ def test_extra_tensors_and_statistics_are_averaged(swarm):
     ]
     for optimizer, value in zip(made, (2.0, 6.0)):
         statistics_of(optimizer)["exp_avg"].fill_(value)
+        statistics_of(optimizer)["exp_avg_sq"].fill_(value**2)
     groups = [0, 0]
 
     def average(at):
@@ -1554,7 +1636,25 @@ def test_a_signal_when_an_epoch_has_just_ended_leaves_no_half_of_it(trainer, mon
     assert torch.equal(weight, optimizer._model.live[0].to(weight.dtype)) and not torch.equal(weight, model_of())
 
 
-def test_a_signal_in_the_step_of_an_epoch_costs_a_batch_at_most(trainer):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wait_that_is_interrupted_loses_no_sum_of_batches(trainer, signalled, dtype):
+    weight, other = model_of(dtype=dtype), model_of(dtype=dtype)
+    options = dict(reuse_grad_buffers=True, batch_size_per_step=4, matchmaking_time=3)
+    optimizer = trainer(params=[weight], optimizer=SGD, **options)
+    for batch in range(4):
+        loss_of(weight, 4).backward()
+        optimizer.step()
+        if batch == 1:
+            signalled(signal.SIGALRM, give_up)
+            with pytest.raises(ArithmeticError):
+                optimizer.average_parameters()
+            assert torch.equal(weight.grad, torch.zeros_like(weight)), "the library has taken the sums"
+    loss_of(other, 4).backward()
+    assert optimizer.local_epoch == 1 and torch.equal(weight.grad, torch.zeros_like(weight))
+    assert torch.allclose(weight, other - 0.1 * other.grad, rtol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
+def test_a_signal_in_the_step_of_an_epoch_costs_no_batch(trainer):
     class Signalling(torch.optim.SGD):
         is_told = False
 
@@ -1571,10 +1671,10 @@ def test_a_signal_in_the_step_of_an_epoch_costs_a_batch_at_most(trainer):
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     optimizer.opt.is_told = False
-    ended = bool(optimizer.last_report.epoch_changed)  # else its wait was interrupted
-    loss_of(weight, 16).backward()  # which adds to a sum that was stepped with then
+    assert torch.equal(weight.grad, torch.zeros_like(weight)), "the epoch has ended, or its wait was interrupted"
+    loss_of(weight, 16).backward()
     optimizer.step()
-    assert optimizer.local_epoch == (2 if ended else 1) and torch.equal(weight.grad, torch.zeros_like(weight))
+    assert optimizer.local_epoch == 2 and torch.equal(weight.grad, torch.zeros_like(weight))
     before = weight.detach().clone()
     assert torch.equal(before, optimizer._model.live[0].to(weight.dtype)) and not torch.equal(before, model_of())
     loss_of(weight, 16).backward()
@@ -1636,6 +1736,7 @@ BAD = {
     "duplicates": (dict(params="twice"), "duplicate"),
     "no parameters": (dict(params=[]), "empty parameter list"),
     "statistic": (dict(average_opt_statistics=("exp_avgg",)), "exp_avgg"),
+    "statistic twice": (dict(average_opt_statistics=("exp_avg", "exp_avg")), "a name twice"),
     "plateau": (dict(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau), "ReduceLROnPlateau"),
     "not a number": (dict(matchmaking_time=float("nan")), "matchmaking_time must be a finite number"),
 }
@@ -1667,6 +1768,14 @@ def test_bad_options_get_a_sentence(swarm, case):
         Optimizer(dht=swarm(1)[0], **{**options, **given})
     assert str(raised.value).strip()
     assert torch.equal(weight, model_of()) and weight.grad is None
+
+
+@pytest.mark.parametrize("keyword", ["averager_opts", "tracker_opts"])
+def test_what_the_optimizer_takes_itself_is_given_once(swarm, keyword):
+    options = dict(QUICK, params=[model_of()], optimizer=SGD, target_batch_size=16, bandwidth=1.0, dht=swarm(1)[0])
+    for name in ("matchmaking_time", "target_batch_size", "outer_lr", "native_steps", "bandwidth"):
+        with pytest.raises(TypeError, match=f"{keyword} got {name}, which Optimizer takes itself"):
+            Optimizer(**{**options, keyword: {name: 5}})
 
 
 def test_a_trainer_that_cannot_be_described_leaves_the_run(swarm, monkeypatch):
@@ -1715,6 +1824,12 @@ def test_rates_of_numpy_are_rates(trainer, kind, name):
     optimizer.param_groups[0]["lr"] = number(0.1)
     train_alone(optimizer, weight, epochs=2)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def test_a_parameter_is_no_extra_tensor(trainer):
+    weight = model_of()
+    with pytest.raises(ValueError, match="extra tensor 1 is a parameter"):
+        trainer(params=[weight], optimizer=SGD, extra_tensors=[torch.zeros(2), weight])
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.complex64])

@@ -187,7 +187,8 @@ bool CallerModel::take_batch(const float* const* gradients, double samples, doub
   }
   if (calls_.sums) return true;  // which will hand over the sum
   if (ways_.reuse_buffers) {
-    if (unread_.valid()) {
+    const std::lock_guard lock(summing_);
+    if (spent_) {
       buffers_.assign(gradients, gradients + size());  // the caller may have given up the memory of before
       return false;
     }
@@ -226,10 +227,20 @@ void CallerModel::take_sums_of_caller() {
   if (gpu_) unread_.get();  // what the trainer queues from now on writes there
 }
 
-/// The sum of buffers that are used again is that of batches, whose mean it becomes.
+/// The sum of buffers that are used again is that of batches, whose mean it becomes. In an epoch with an interrupted
+/// call there are several sums. With summing_.
+void CallerModel::hand_buffers_over() {
+  const double batches = std::exchange(batches_, 0);
+  if (batches == 0) return;
+  hand_over(buffers_, batches, scale_ * batches);
+  spent_ = true;
+}
+
 void CallerModel::cut_gradients() {
-  if (ways_.reuse_buffers && batches_ > 0 && !calls_.sums) hand_over(buffers_, 1, scale_ * batches_);
-  batches_ = 0;
+  if (adds_in_buffers()) {
+    const std::lock_guard lock(summing_);
+    hand_buffers_over();
+  }
   {
     const std::lock_guard lock(described_);
     steps_of_sums_ = layout_.step;
@@ -237,9 +248,37 @@ void CallerModel::cut_gradients() {
   BufferReplica::cut_gradients();
 }
 
+void CallerModel::forget_batches() {
+  const std::lock_guard lock(summing_);
+  batches_ = 0;
+}
+
+void CallerModel::drop_batch(const float* const* gradients) {
+  if (!adds_in_buffers()) return;
+  const std::lock_guard lock(summing_);
+  buffers_.assign(gradients, gradients + size());
+  batches_ = 0;
+  spent_ = true;
+}
+
+void CallerModel::release_buffers() {
+  if (!adds_in_buffers()) return;
+  {
+    const std::lock_guard lock(summing_);
+    hand_buffers_over();
+  }
+  (void)clear_buffers();
+}
+
 bool CallerModel::clear_buffers() {
-  if (!unread_.valid() || calls_.sums) return false;
-  unread_.get();
+  if (!adds_in_buffers()) return false;
+  std::future<void> unread;
+  {
+    const std::lock_guard lock(summing_);
+    if (!std::exchange(spent_, false)) return false;
+    unread = std::move(unread_);
+  }
+  if (unread.valid()) unread.get();
   for (std::size_t i = 0; i < buffers_.size(); ++i)
     if (buffers_[i]) std::fill_n(const_cast<float*>(buffers_[i]), gradient_infos()[i].elements(), 0.0f);
   return true;
@@ -268,7 +307,13 @@ Task<std::vector<TensorSpan>> CallerModel::extra_parts(ParameterRound how) {
   if (how.to != train::Place::live && !beside_.empty() && !std::exchange(held_, false)) co_await copy_beside();
   std::vector<TensorSpan> parts;
   for (std::size_t k = 0; k < beside_.size(); ++k) {
-    parts.emplace_back(is_in_place(beside_[k], how) ? beside_[k].values : copies_[k].values);
+    const auto& one = beside_[k];
+    if (!is_in_place(one, how))
+      parts.emplace_back(copies_[k].values);
+    else if (!one.statistic.empty())
+      parts.emplace_back(one.values, copies_[k].values);  // averages are looked at before they take its place
+    else
+      parts.emplace_back(one.values);
   }
   co_return parts;
 }
@@ -276,8 +321,39 @@ Task<std::vector<TensorSpan>> CallerModel::extra_parts(ParameterRound how) {
 Task<bool> CallerModel::finish_state(bool averaged) {
   const auto how = std::exchange(round_, std::nullopt);
   const bool publishable = co_await BufferReplica::finish_state(averaged);
-  if (averaged) publishable_ = how;
+  if (!averaged) co_return publishable;
+  publishable_ = how;
+  co_await runtime().offload([this, how = *how, used = in_use()] { take_averages(how, true); });
   co_return publishable;
+}
+
+/// \param in_place  those of statistics that publish() leaves alone; else those that it makes live
+void CallerModel::take_averages(ParameterRound how, bool in_place) {
+  bool some = false;  // statistics
+  for (std::size_t k = 0; k < beside_.size(); ++k) {
+    const auto& one = beside_[k];
+    const bool is_statistic = !one.statistic.empty();
+    if (is_in_place(one, how) != in_place || (in_place && !is_statistic)) continue;
+    some |= is_statistic;
+    train::take_average(train::statistic_of(one.statistic), copies_[k].values, how.changes, one.values);
+  }
+  if (some) make_statistics_usable();
+}
+
+/// Means may be others than those that were averaged: they are where the caller has described them.
+void CallerModel::make_statistics_usable() {
+  const std::lock_guard copying(copying_);
+  const std::lock_guard lock(described_);
+  train::StatisticViews statistics;
+  for (const auto& part : layout_.parts) {
+    const auto dtype = part.described.dtype;
+    if (Layout::is_statistic(part.name) && !part.on_gpu && codec::is_floating(dtype))
+      statistics.emplace(part.name,
+                         optim::View(dtype, const_cast<std::uint8_t*>(part.data), part.size / codec::size_of(dtype)));
+  }
+  for (const auto& one : beside_)
+    if (!one.statistic.empty()) statistics.insert_or_assign(one.statistic, optim::View(one.values));
+  train::make_usable(statistics);
 }
 
 /// The memory of the averages, which are in the parameters now, goes until the next round. On a GPU that would take
@@ -285,16 +361,7 @@ Task<bool> CallerModel::finish_state(bool averaged) {
 void CallerModel::publish() {
   BufferReplica::publish();
   if (!gpu_) runtime().submit([this] { return free_next(); });
-  const auto how = std::exchange(publishable_, std::nullopt);
-  if (!how) return;
-  for (std::size_t k = 0; k < beside_.size(); ++k) {
-    if (is_in_place(beside_[k], *how)) continue;
-    const auto to = beside_[k].values;
-    if (how->changes)
-      std::ranges::transform(to, copies_[k].values, to.begin(), std::plus());
-    else
-      std::ranges::copy(copies_[k].values, to.begin());
-  }
+  if (const auto how = std::exchange(publishable_, std::nullopt)) take_averages(*how, false);
 }
 
 // ---- The state as a whole
@@ -345,7 +412,8 @@ Task<std::optional<averaging::SharedState>> CallerModel::snapshot(std::uint64_t 
 
 /// Rounds that average statistics write to them, and so does publish(), while newcomers may read.
 bool CallerModel::can_read_in_place() const {
-  return !gpu_ && !ways_.local_steps && std::ranges::none_of(beside_, &CallerArrays::Beside::statistic);
+  return !gpu_ && !ways_.local_steps &&
+         std::ranges::all_of(beside_, [](const auto& one) { return one.statistic.empty(); });
 }
 
 /// Where a part is, or a copy of it: forward passes change extra tensors when they like.
@@ -420,6 +488,7 @@ Task<Result<std::uint64_t>> CallerModel::load(averaging::DownloadedState state, 
     });
   });
   if (!*fits) co_return Error(averaging::Errc::bad_state, shared->donor, "it is of another model or optimizer");
+  ++loads_;
   forget_next();
   publishable_.reset();
   backend().follow_caller();  // the trainer's copies to a device

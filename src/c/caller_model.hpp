@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cohive/cohive.h"
@@ -43,7 +44,7 @@ struct CallerArrays {
   struct Beside {
     std::span<float> values;
     averaging::TensorInfo info;
-    bool statistic = false;  ///< only steps change it, never the caller meanwhile
+    std::string statistic{};  ///< its name, as in Layout::Part: only steps change it, never the caller meanwhile
   };
   std::vector<Beside> beside;
 };
@@ -73,7 +74,7 @@ class CallerModel : public train::BufferReplica {
   void changes(bool again);
   /// Takes a batch: its mean gradients, one pointer for each parameter, null where it has none. When it returns nothing
   /// reads them any more, but for buffers that are used again. False: it does not count, since in these it was added to
-  /// the sums of an epoch that has ended, in a call that was interrupted before it could clear them.
+  /// the sums of an epoch that has ended, in a call that has failed before it could clear them.
   bool take_batch(const float* const* gradients, double samples, double scale);
   /// Has the caller hand over what it has added up by itself, or with local steps its parameters, if it does so.
   void take_sums_of_caller();
@@ -82,10 +83,19 @@ class CallerModel : public train::BufferReplica {
     if (gpu_) gpu_->note_stream(stream);
   }
   /// Forgets the batches in buffers that are used again.
-  void forget_batches() { batches_ = 0; }
+  void forget_batches();
+  /// Drops a batch that does not count: it is cleared with the buffers that are used again.
+  void drop_batch(const float* const* gradients);
   /// Waits until nothing reads the buffers that are used again. True: they belong to an epoch that has ended, and were
   /// set to zero.
   bool clear_buffers();
+  /// Takes what is in the buffers that are used again, and sets them to zero, after a call that was interrupted: what
+  /// it has begun goes on, while the caller adds the next gradients up.
+  void release_buffers();
+  /// Returns how many states of others were taken over.
+  std::uint64_t loads() const { return loads_; }
+  /// Tells whether one was taken over since it was last asked: in a call that was interrupted, too.
+  bool was_loaded() { return std::exchange(told_loads_, loads_) != loads_; }
   /// Has malloc give back what is free, beside the training: gradients, which come and go with each batch, have spread
   /// over the heap.
   void return_free_memory();
@@ -117,6 +127,8 @@ class CallerModel : public train::BufferReplica {
   };
   Sums ask_for_sums() const;
   void hand_over(const std::vector<const float*>& gradients, double samples, double scale);
+  bool adds_in_buffers() const { return ways_.reuse_buffers && !calls_.sums; }
+  void hand_buffers_over();
   void check(const Layout& layout) const;
   bool can_read_in_place() const;
   std::optional<averaging::SharedState> copy_state(std::uint64_t epoch);
@@ -126,8 +138,10 @@ class CallerModel : public train::BufferReplica {
   averaging::LiveTensors::Source source_of(const Layout::Part& part);
   void drop_views();
   Task<void> copy_beside();
+  void take_averages(train::ParameterRound how, bool in_place);
+  void make_statistics_usable();
   bool is_in_place(const CallerArrays::Beside& one, train::ParameterRound how) const {
-    return how.to == train::Place::live || (how.from == train::Place::next && one.statistic);
+    return how.to == train::Place::live || (how.from == train::Place::next && !one.statistic.empty());
   }
 
   train::TrainerThread& thread_;
@@ -151,9 +165,12 @@ class CallerModel : public train::BufferReplica {
   bool held_ = false;  // they were made for the next round
   std::optional<train::ParameterRound> round_;
   std::optional<train::ParameterRound> publishable_;  // the round whose results publish() takes from them
-  // Of buffers that are used again.
+  std::uint64_t loads_ = 0, told_loads_ = 0;
+  // Of buffers that are used again. What an interrupted call has begun may cut their sums while its caller goes on.
+  std::mutex summing_;
   std::vector<const float*> buffers_;
   double batches_ = 0, scale_ = 1;
+  bool spent_ = false;        // they are to be set to zero: their sums were handed over, or do not count
   std::future<void> unread_;  // of the last hand-over
 };
 

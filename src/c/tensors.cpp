@@ -1,6 +1,7 @@
 #include "tensors.hpp"
 
 #include "errors.hpp"
+#include "train/detail/usable_statistics.hpp"
 
 namespace cohive::c {
 
@@ -45,13 +46,31 @@ codec::Compression by_codec_name() {
   return codec::Compression::per_tensor(std::move(codecs));
 }
 
-codec::Tensor copy_of(const cohive_tensor& tensor) {
-  codec::Tensor copy{dtype_of(tensor), shape_of(tensor), tensor.requires_grad != 0, {}};
-  const std::uint64_t wanted = *codec::element_count(copy.shape) * codec::size_of(copy.dtype);
+namespace {
+
+/// Returns how many bytes the values have; refuses them where they are not there.
+std::size_t checked_size(const cohive_tensor& tensor) {
+  const std::uint64_t wanted = *codec::element_count(shape_of(tensor)) * codec::size_of(dtype_of(tensor));
   if (tensor.size != wanted) refuse("a tensor's values have another size than its shape and dtype say");
   if (wanted > 0 && !tensor.data) refuse("data must not be null");
+  return tensor.size;
+}
+
+optim::View statistic_of(const cohive_tensor& tensor) {
+  const auto dtype = dtype_of(tensor);
+  const std::size_t size = checked_size(tensor), of_a_value = codec::size_of(dtype);
+  if (!codec::is_floating(dtype)) refuse("a statistic has floating-point values");
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % of_a_value != 0) refuse("a statistic is not aligned: copy it");
+  return {dtype, const_cast<void*>(tensor.data), size / of_a_value};
+}
+
+}  // namespace
+
+codec::Tensor copy_of(const cohive_tensor& tensor) {
+  codec::Tensor copy{dtype_of(tensor), shape_of(tensor), tensor.requires_grad != 0, {}};
+  const std::size_t wanted = checked_size(tensor);
   const auto* bytes = static_cast<const std::uint8_t*>(tensor.data);
-  copy.data = Slice::copy_of({bytes, static_cast<std::size_t>(wanted)});
+  copy.data = Slice::copy_of({bytes, wanted});
   return copy;
 }
 
@@ -77,5 +96,18 @@ std::int32_t cohive_codec_decode(const cohive_tensor* tensor, cohive_bytes* valu
     const auto decoded = codec::decode_tensor(codec_of(*tensor), dtype_of(*tensor), shape_of(*tensor),
                                               tensor->requires_grad != 0, buffer);
     give(values, cohive::as_text(decoded.value().data.view()));
+  });
+}
+
+std::int32_t cohive_statistics_make_usable(const cohive_tensor* tensors, const char* const* names, std::size_t count) {
+  return guarded([&] {
+    cohive::train::StatisticViews statistics;
+    if (count > 0) {
+      there(tensors, "tensors");
+      there(names, "names");
+    }
+    for (std::size_t k = 0; k < count; ++k)
+      statistics.insert_or_assign(&there(names[k], "a name"), statistic_of(tensors[k]));
+    cohive::train::make_usable(statistics);
   });
 }

@@ -67,6 +67,7 @@ void TrainerState::open(Swarm& swarm, TrainerOptions options, CallerArrays array
     return model;
   };
   auto trainer = std::make_unique<train::Trainer>(swarm, options.run, make);
+  (void)made->was_loaded();  // from a checkpoint
   if (calls.interrupted) trainer->give_up_when([calls] { return calls.interrupted(calls.context) != 0; });
   const std::lock_guard lock(mutex_);
   trainer_ = std::move(trainer);
@@ -137,7 +138,16 @@ namespace {
 /// Runs `body(trainer, model)` on the calling thread.
 template <class F>
 std::int32_t with_trainer(cohive_trainer* handle, F body) noexcept {
-  return with_handle(handle, "trainer", [&] { handle->state->use(body); });
+  return with_handle(handle, "trainer", [&] {
+    handle->state->use([&body](Trainer& self, CallerModel& model) {
+      try {
+        body(self, model);
+      } catch (const ErrorException& exception) {
+        if (exception.error() == cohive::Errc::cancelled) model.release_buffers();
+        throw;
+      }
+    });
+  });
 }
 
 }  // namespace
@@ -181,13 +191,27 @@ std::int32_t cohive_trainer_step(cohive_trainer* trainer, const float* const* gr
     if (samples < (counts ? 1 : 0)) refuse("a batch has at least one sample");
     if (!(scale > 0) || !std::isfinite(scale)) refuse("the scale of a loss must be above 0 and finite");
     if (self.options().auxiliary && counts) refuse("an auxiliary peer has no batches");
-    const auto take = [&]() -> std::int64_t {
-      return counts && model.take_batch(gradients, static_cast<double>(samples), scale) ? samples : 0;
+    bool reached = false;
+    const auto take = [&, loads = model.loads()]() -> std::int64_t {
+      reached = true;
+      if (!counts) return 0;
+      if (model.loads() != loads) {  // an interrupted call has gone on: other parameters than the gradients are of
+        model.drop_batch(gradients);
+        return 0;
+      }
+      return model.take_batch(gradients, static_cast<double>(samples), scale) ? samples : 0;
     };
-    const auto done = self.step(take, [&] {
-      model.take_sums_of_caller();
-      model.return_free_memory();
-    });
+    cohive::train::StepReport done;
+    try {
+      done = self.step(take, [&] {
+        model.take_sums_of_caller();
+        model.return_free_memory();
+      });
+    } catch (const cohive::ErrorException&) {  // of what an interrupted call has begun, which this one waits for first
+      if (counts && !reached) model.drop_batch(gradients);
+      throw;
+    }
+    done.loaded_state |= model.was_loaded();
     if (done.loaded_state) model.forget_batches();
     const bool cleared = model.clear_buffers();
     if (report) *report = told(done, cleared);
@@ -219,7 +243,8 @@ std::int32_t cohive_trainer_changes(cohive_trainer* trainer, std::int32_t again)
 
 std::int32_t cohive_trainer_load(cohive_trainer* trainer, std::int32_t* loaded) {
   return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
-    const bool newer = self.load_state_from_peers();
+    bool newer = self.load_state_from_peers();
+    newer |= model.was_loaded();  // also by what an interrupted call has begun
     if (newer) model.forget_batches();
     (void)model.clear_buffers();  // before the next batch adds to them
     if (loaded) *loaded = newer;
@@ -262,6 +287,7 @@ std::int32_t cohive_trainer_resume(cohive_trainer* trainer, const char* path, st
   return with_trainer(trainer, [&](Trainer& self, CallerModel& model) {
     const auto loaded = self.load_checkpoint(&there(path, "path"));
     if (!loaded) throw cohive::ErrorException(loaded.error());
+    (void)model.was_loaded();  // which the caller knows
     model.forget_batches();
     (void)model.clear_buffers();
     if (epoch) *epoch = *loaded;

@@ -303,7 +303,7 @@ TrainerOptions read_trainer_options(const char* text, std::size_t parameters, st
   if (fits && !run.fit_target_batch_size && !run.fit_compression)
     refuse("fit_my_link has nothing to fit: leave target_batch_size, or grad_codecs and outer_codec, out");
   read_codecs(reader, "state_codecs", parameters + beside, run.state_averaging_compression);
-  run.load_state_compression = codec::Compression::role_adaptive({.optimizer = codec::Codec::none}, by_codec_name());
+  run.load_state_compression = by_codec_name();
   reader.finish();
   train::check(run);
   return options;
@@ -324,12 +324,13 @@ CallerArrays read_arrays(const cohive_tensor* parameters, std::size_t count, con
     const std::string name = "what is averaged beside the parameters, " + std::to_string(k) + ",";
     check_size(beside[k], sizeof(float), name);
     CallerArrays::Beside one;
-    one.statistic = beside[k].codec && std::string_view(beside[k].codec) == "statistic";
+    if (const std::string_view codec = beside[k].codec ? beside[k].codec : ""; Layout::is_statistic(codec))
+      one.statistic = codec;
     one.values = train::values_of(buffer_of(beside[k], std::to_string(k)), name);
     one.info.shape = shape_of(beside[k]);
     one.info.dtype = dtype_of(beside[k]);
     one.info.requires_grad = beside[k].requires_grad != 0;
-    one.info.role = one.statistic ? codec::Role::optimizer : codec::Role::unspecified;
+    one.info.role = one.statistic.empty() ? codec::Role::unspecified : codec::Role::optimizer;
     arrays.beside.push_back(std::move(one));
   }
   return arrays;

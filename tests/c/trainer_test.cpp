@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -29,8 +30,9 @@ constexpr float kRate = 0.5f;
 /// A model of one parameter, with the gradient descent of the caller, or that of the library.
 struct Model {
   explicit Model(float value, bool native = false) : values(4, value), is_native(native) {
-    calls = {this, step, load, nullptr, nullptr};
+    calls = {this, step, load, interrupted, nullptr};
   }
+  static std::int32_t interrupted(void* context) { return static_cast<Model*>(context)->gives_up ? 1 : 0; }
   static std::int32_t step(void* context, float* const* gradients, std::uint64_t) {
     auto& self = *static_cast<Model*>(context);
     if (self.fails) return 1;
@@ -52,6 +54,7 @@ struct Model {
   std::vector<float> values;
   const std::vector<std::uint32_t> shape{4};
   bool is_native, fails = false;
+  std::atomic<bool> gives_up = false;  // calls end where they wait
   std::atomic<int> steps = 0;
   std::atomic<std::uint64_t> loaded = 0;
   cohive_trainer_calls calls;
@@ -203,6 +206,7 @@ struct ModelWithMoments {
       return Model::step(&static_cast<ModelWithMoments*>(self)->model, gradients, epoch);
     };
     model.calls.load = load;
+    model.calls.interrupted = nullptr;
   }
   static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
                            std::size_t count, std::uint64_t epoch) {
@@ -213,11 +217,12 @@ struct ModelWithMoments {
     self.model.loaded = epoch;
     return 0;
   }
-  std::int32_t describe(cohive_trainer* trainer) {
+  std::int32_t describe(cohive_trainer* trainer, const char* codec_of_statistics = "NONE") {
     cohive_tensor state[] = {model.tensor(), model.tensor(), model.tensor()};
+    state[0].codec = "FLOAT16";
     state[1].data = mean.data();
     state[2].data = squares.data();
-    for (auto& tensor : state) tensor.codec = "FLOAT16";
+    state[1].codec = state[2].codec = codec_of_statistics;
     const char* const names[] = {"parameter.0", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq"};
     return cohive_trainer_describe(trainer, raw("\x81\xa1x\x01"), 4, state, names, 3, nullptr, nullptr);
   }
@@ -225,22 +230,86 @@ struct ModelWithMoments {
   std::vector<float> mean = std::vector<float>(4), squares = std::vector<float>(4);
 };
 
-TEST(CTrainerSteps, GoOnFromStatisticsThatArriveAsTheyAreAndThatStepsCanUse) {
-  SwarmOwner first(kAlone), second(joining(first.address()));
-  ModelWithMoments ours(1), theirs(9);
-  ours.mean = {1, 1, 1e-5f, 1};
-  ours.squares = {-1e-9f, 0, 1e-9f, 4};
-  TrainerOwner our_trainer(first.handle, ours.model);
-  ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
-  EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
-  TrainerOwner their_trainer(second.handle, theirs.model);
-  ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
-  std::int32_t loaded = 0;
-  for (int tries = 0; tries < 50 && loaded == 0; ++tries)
-    ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
-  ASSERT_EQ(theirs.model.loaded, 1u);
-  EXPECT_EQ(theirs.squares, (std::vector<float>{0, 0, 1e-9f, 4}));
-  EXPECT_EQ(theirs.mean, (std::vector<float>{0, 0, 1e-5f, 1})) << "a step divides it by the root of its square";
+TEST(CTrainerSteps, GoOnFromStatisticsThatArriveInTheirCodecAndThatStepsCanUse) {
+  for (const auto& [codec, small_mean, small_square] : {std::tuple("NONE", 1e-5f, 1e-9f), {"FLOAT16", 0.0f, 0.0f}}) {
+    SCOPED_TRACE(codec);
+    SwarmOwner first(kAlone), second(joining(first.address()));
+    ModelWithMoments ours(1), theirs(9);
+    ours.mean = {1, 1, 1e-5f, 1};
+    ours.squares = {-1e-9f, 0, 1e-9f, 4};
+    TrainerOwner our_trainer(first.handle, ours.model);
+    ASSERT_EQ(ours.describe(our_trainer.handle, codec), COHIVE_OK) << cohive_last_error();
+    EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
+    TrainerOwner their_trainer(second.handle, theirs.model);
+    ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
+    std::int32_t loaded = 0;
+    for (int tries = 0; tries < 50 && loaded == 0; ++tries)
+      ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
+    ASSERT_EQ(theirs.model.loaded, 1u);
+    EXPECT_EQ(theirs.squares, (std::vector<float>{0, 0, small_square, 4}));
+    EXPECT_EQ(theirs.mean, (std::vector<float>{0, 0, small_mean, 1})) << "a step divides it by the root of its square";
+  }
+}
+
+/// A trainer that averages the squares with the parameters.
+struct TrainerOfMoments {
+  TrainerOfMoments(cohive_swarm* swarm, ModelWithMoments& of, const std::string& more) {
+    const auto parameter = of.model.tensor();
+    auto squares = parameter;
+    squares.data = of.squares.data();
+    squares.codec = "optimizer.0.exp_avg_sq";
+    const auto options = options_of(more);
+    EXPECT_EQ(cohive_trainer_open(swarm, options.c_str(), &parameter, 1, &squares, 1, &of.model.calls, &handle),
+              COHIVE_OK)
+        << cohive_last_error();
+    EXPECT_EQ(of.describe(handle), COHIVE_OK) << cohive_last_error();
+  }
+  ~TrainerOfMoments() { cohive_trainer_free(handle); }
+  cohive_step_report step(float gradient, std::int64_t samples) {
+    const std::vector<float> gradients(4, gradient);
+    const float* pointers[] = {gradients.data()};
+    cohive_step_report report{};
+    EXPECT_EQ(cohive_trainer_step(handle, pointers, samples, 1, &report), COHIVE_OK) << cohive_last_error();
+    return report;
+  }
+  cohive_trainer* handle = nullptr;
+};
+
+TEST(CTrainerSteps, AveragesOfStatisticsTakeTheirPlaceWhereStepsCanUseThem) {
+  for (const char* delayed : {"", R"(, "delay_state_averaging": true)"}) {
+    SCOPED_TRACE(delayed);
+    SwarmOwner first(kAlone), second(joining(first.address()));
+    ModelWithMoments ours(1), theirs(1);
+    ours.mean = {1, 1, 1, 1};
+    ours.squares = {4, 4, 1e-12f, 4};
+    theirs.squares = {-100, 2, 0, 4};
+    TrainerOfMoments our_trainer(first.handle, ours, delayed), their_trainer(second.handle, theirs, delayed);
+    train_together(our_trainer, 1, their_trainer, 3);
+    EXPECT_GT(ours.squares[0], 0) << "an average below zero";
+    EXPECT_EQ(ours.squares[1], 3);
+    EXPECT_EQ(ours.mean, (std::vector<float>{1, 1, 0, 1})) << "no gradients of that mean have such squares";
+    EXPECT_THAT(theirs.squares, Each(testing::Ge(0.0f)));
+  }
+}
+
+TEST(CStatistics, AreMadeUsable) {
+  std::vector<float> mean{1, 1, 1}, squares{-1, 1e-9f, 4};
+  const std::uint32_t shape[] = {3};
+  const auto described = [&shape](std::vector<float>& values) {
+    return cohive_tensor{values.data(), shape, "float32", nullptr, 3 * sizeof(float), 1, 0, 0};
+  };
+  cohive_tensor tensors[] = {described(mean), described(squares)};
+  const char* const names[] = {"optimizer.7.exp_avg", "optimizer.7.exp_avg_sq"};
+  ASSERT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(squares, (std::vector<float>{0, 1e-9f, 4}));
+  EXPECT_EQ(mean, (std::vector<float>{0, 0, 1}));
+  EXPECT_EQ(cohive_statistics_make_usable(nullptr, nullptr, 0), COHIVE_OK);
+  EXPECT_EQ(cohive_statistics_make_usable(tensors, nullptr, 2), COHIVE_INVALID_ARGUMENT);
+  tensors[0].size = 4;
+  EXPECT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_INVALID_ARGUMENT);
+  tensors[0] = described(mean);
+  tensors[0].dtype = "int32";
+  EXPECT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_INVALID_ARGUMENT);
 }
 
 /// Floats in pages of their own: whoever reads them after the end ends the program.
@@ -501,6 +570,41 @@ TEST(CTrainerReuse, AStateThatIsTakenOverInTheMiddleOfAnEpochClearsTheBuffers) {
   EXPECT_THAT(adding.sum, Each(1.0f)) << "the epoch goes on";
   ASSERT_EQ(adding.step(3), COHIVE_OK) << cohive_last_error();
   EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f)));
+}
+
+TEST(CTrainerReuse, ACallThatIsInterruptedLeavesNothingInTheBuffersAndLosesNoSum) {
+  SwarmOwner swarm(kAlone);
+  AddingInPlace adding(swarm.handle);
+  ASSERT_EQ(adding.step(1), COHIVE_OK) << cohive_last_error();
+  adding.model.gives_up = true;
+  EXPECT_EQ(cohive_trainer_average(adding.trainer.handle, nullptr), COHIVE_CANCELLED);
+  EXPECT_THAT(adding.sum, Each(0.0f));
+  EXPECT_EQ(adding.step(100), COHIVE_CANCELLED) << "which waits for the call before";
+  EXPECT_THAT(adding.sum, Each(0.0f)) << "it does not count";
+  adding.model.gives_up = false;
+  cohive_step_report report{};
+  ASSERT_EQ(adding.step(3, 1, &report), COHIVE_OK) << cohive_last_error();
+  EXPECT_EQ(report.epoch_changed, 1);
+  EXPECT_THAT(adding.model.values, Each(FloatNear(1 - kRate * 2, 1e-6f))) << "the mean of 1 and 3";
+}
+
+TEST_P(CTrainer, AStateThatAnInterruptedCallHasLoadedIsToldAndTheBatchBesideItDoesNotCount) {
+  SwarmOwner first(kAlone), second(joining(first.address()));
+  Model ours(1, GetParam()), theirs(9, GetParam());
+  TrainerOwner our_trainer(first.handle, ours);
+  EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
+  TrainerOwner their_trainer(second.handle, theirs);
+  cohive_step_report report{};
+  for (int tries = 0; tries < 15 && report.loaded_state == 0; ++tries) {
+    theirs.gives_up = true;
+    std::int32_t loaded = 0;
+    if (cohive_trainer_load(their_trainer.handle, &loaded) == COHIVE_OK) EXPECT_EQ(loaded, 0);
+    theirs.gives_up = false;
+    report = their_trainer.step(100, 1);
+  }
+  EXPECT_EQ(report.loaded_state, 1);
+  EXPECT_EQ(theirs.values, ours.values);
+  EXPECT_EQ(report.epoch, 1u);
 }
 
 TEST(CTrainerFaults, ACallThatWaitsEndsWhenItIsInterrupted) {

@@ -4,11 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 
 #include "cohive/optim/passes.hpp"
+#include "cohive/optim/step.hpp"
 
 namespace cohive::train {
 
@@ -25,8 +28,30 @@ struct Moments {
 };
 inline constexpr std::array kMoments = {Moments{"exp_avg", "exp_avg_sq", 1e6}, Moments{"grad_avg", "square_avg", 1}};
 
-/// By their names in checkpoints: optimizer.<number>.<statistic>.
+/// Returns which statistic it is by its name in checkpoints: optimizer.<number>.<statistic>.
+constexpr std::string_view statistic_of(std::string_view name) {
+  return name.substr(name.rfind('.') + 1);
+}
+
+/// By these names.
 using StatisticViews = std::map<std::string, optim::View, std::less<>>;
+
+/// Tells whether an average may take the place of a statistic. A small square of which the group's codec has left
+/// nothing stays.
+inline bool is_usable_average(std::string_view name, float average) {
+  if (name == "step") return average >= 0 && average <= optim::kMostSteps;
+  return std::isfinite(average) && (average > 0 || !is_of_squares(name));
+}
+
+/// Has the averages of a round, where they are usable, take the place of a statistic.
+/// \param changes  what the round has changed comes in place of averages
+inline void take_average(std::string_view name, std::span<const float> averages, bool changes,
+                         std::span<float> statistic) {
+  for (std::size_t i = 0; i < statistic.size(); ++i) {
+    const float average = changes ? statistic[i] + averages[i] : averages[i];
+    if (is_usable_average(name, average)) statistic[i] = average;
+  }
+}
 
 /// Raises squares to 0, and sets a mean to 0 where no gradients have such squares.
 /// \param mean  empty: there is none
@@ -49,12 +74,13 @@ inline void make_usable(optim::View squares, optim::View mean, double most) {
 /// Does so for all statistics of an optimizer.
 inline void make_usable(const StatisticViews& statistics) {
   for (const auto& [name, squares] : statistics) {
-    const std::size_t behind = name.rfind('.') + 1;
-    const std::string_view statistic = std::string_view(name).substr(behind);
+    const std::string_view statistic = statistic_of(name);
     if (!is_of_squares(statistic)) continue;
     const auto moments = std::ranges::find(kMoments, statistic, &Moments::squares);
-    const auto mean = moments == kMoments.end() ? statistics.end()
-                                                : statistics.find(name.substr(0, behind) + std::string(moments->mean));
+    const auto mean =
+        moments == kMoments.end()
+            ? statistics.end()
+            : statistics.find(name.substr(0, name.size() - statistic.size()) + std::string(moments->mean));
     const bool fits = mean != statistics.end() && mean->second.size() == squares.size();
     make_usable(squares, fits ? mean->second : optim::View(), fits ? moments->most : 0);
   }

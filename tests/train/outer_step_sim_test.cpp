@@ -47,6 +47,20 @@ TEST(OuterStep, TrainersWithLocalStepsLearnByIt) {
   EXPECT_EQ(report.offences, 0);
 }
 
+TEST(OuterStep, RoundsFollowTheOptionsOfTheAverager) {
+  auto scenario = outer_steps();
+  scenario.duration = 1min;
+  scenario.tune = [&scenario, tune = scenario.tune](RunOptions& options) {
+    tune(options);
+    options.averager_options = [&scenario](averaging::AveragerOptions& how) {
+      how.min_group_size = scenario.trainers + 1;
+    };
+  };
+  const auto report = sim::run_training(scenario);
+  SCOPED_TRACE(::testing::PrintToString(report));
+  EXPECT_EQ(report.mean_group, 0);
+}
+
 /// Half of the tensors in each of two epochs, which are half as long.
 TEST(OuterStep, LearnsInFragments) {
   auto scenario = outer_steps();

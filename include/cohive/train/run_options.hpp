@@ -105,7 +105,8 @@ struct RunOptions {
   GradAveragerFactory grad_averager_factory = nullptr;
   /// Makes what is averaged in place of the parameters, such as steps of an outer optimizer; null: the parameters.
   ExchangeFactory parameter_exchange = nullptr;
-  /// Changes what this structure does not name; applied last. hivemind's averager_opts: of the state averager alone.
+  /// Changes what this structure does not name, of rounds of the parameters or of outer steps; applied last.
+  /// hivemind's averager_opts.
   std::function<void(averaging::AveragerOptions&)> averager_options = nullptr;
   TrackerOptions tracker_options;      ///< run_id, target_batch_size, client_mode and auxiliary are taken from above
   double performance_ema_alpha = 0.1;  ///< of the measured speed: weight of the newest batch, above 0 and at most 1

@@ -44,6 +44,7 @@ averaging::AveragerOptions how_to_repair(const RunOptions& options, const OuterO
                                    : averager_options(options, "_" + name, "AnchorAverager");
   how.one_average = true;
   how.aggregation = aggregation_of_anchors(options);
+  if (options.averager_options) options.averager_options(how);
   return how;
 }
 

@@ -54,6 +54,7 @@ averaging::AveragerOptions how_to_average(const RunOptions& options, const Outer
   if (options.fit_compression || options.agreed_grad_compression) how.agreed_codec = agreed_compression(options);
   how.one_average = true;
   how.aggregation = options.grad_aggregation;
+  if (options.averager_options) options.averager_options(how);
   return how;
 }
 

@@ -24,6 +24,7 @@ OF_SENDERS = ["--aggregation", "mean-of-senders"]
 CASES = {  # local steps of an epoch, and flags
     "gradients in every step": (1, SYNCHRONOUS),
     "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),
+    "H = 30, rate 0.8, momentum 0.4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.4"]),
     "H = 30, in the background": (30, [*LOCAL, "--outer-momentum", "0.5"]),
     "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4"]),
     "H = 30, 3 fragments, block4": (10, [*LOCAL, *SYNCHRONOUS, "--fragments", "3", "--outer-momentum", "0.5",
@@ -35,6 +36,7 @@ CASES = {  # local steps of an epoch, and flags
     "H = 30, sparse2, mean of senders, clipped": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1", "--clip-factor", "1"]),
     "H = 30, momentum 0.9": (30, [*LOCAL, *SYNCHRONOUS]),
     "H = 100": (100, [*LOCAL, *SYNCHRONOUS]),
+    "H = 100, rate 0.8, momentum 0.6": (100, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.6"]),
     "H = 30, parameters averaged": (30, ["--use-local-updates", *SYNCHRONOUS]),
 }
 

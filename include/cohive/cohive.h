@@ -385,28 +385,28 @@ typedef struct cohive_step_report {
 
 /** Joins a run. Waits where a checkpoint is gone on from.
  *
- * Options, with the names of hivemind.Optimizer; times in seconds: run_id and target_batch_size (required, the
- * latter not with fit_my_link),
- * matchmaking_time, averaging_timeout, allreduce_timeout, next_chunk_timeout, load_state_timeout, shutdown_timeout,
- * delay_state_averaging, delay_optimizer_step, delay_grad_averaging, reuse_grad_buffers, use_local_updates,
- * average_state_every, auxiliary, client_mode, share_state, performance_ema_alpha, verbose, share_loss; of its
- * tracker_opts min_refresh_period, max_refresh_period, default_refresh_period, metadata_expiration,
- * expected_drift_peers, expected_drift_rate and sharded_above (trainers; 0: never); of its averager_opts
- * request_timeout, part_size_bytes, min_group_size, sender_timeout, reducer_timeout and min_vector_size, which are
- * about rounds of outer steps with outer_lr. And cohive's own: outer_lr, outer_momentum, outer_nesterov, outer_fragments (parts of the model that
- * are averaged in turn, one in each epoch), outer_repair_every and open_diloco (averages with OpenDiLoCo's trainers),
- * all of them for steps of an outer optimizer, with use_local_updates; fit_my_link (with these: the trainers agree on
- * rounds that their links carry, on target_batch_size, grad_codecs or both, as far as they are not given), outer_codec
- * (how differences travel between peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with an
- * outer_momentum of 0), outer_aggregation ("mean", "mean-of-senders", which is for sparse2 and its default, or
- * "clipped-mean") and outer_clip_factor (of the last two: times the median norm), full_state_every (parameters travel
- * as 8-bit differences from their last average, and as they are in one of so many rounds; 0: always as they are),
- * target_group_size, bandwidth, verified_share, clip_grad_norm (of the averaged gradients; not with use_local_updates,
- * where the caller steps with gradients of its own), averager_rank and min_compression_ratio (PowerSGD), grad_codecs
- * and state_codecs (names: one for all, or one for each tensor; the state is parameters, then what is beside them),
- * native_steps (the library steps, as cohive_trainer_describe() says), device (number of the GPU that parameters,
- * statistics and sums of gradients are on, where they are averaged and stepped then; with native_steps and
- * `calls->sums`), checkpoint_dir, checkpoint_every, checkpoint_keep, resume.
+ * Options, with the names of hivemind.Optimizer; times in seconds: run_id and target_batch_size (required, the latter
+ * not with fit_my_link), matchmaking_time, averaging_timeout, allreduce_timeout, next_chunk_timeout,
+ * load_state_timeout, shutdown_timeout, delay_state_averaging, delay_optimizer_step, delay_grad_averaging,
+ * reuse_grad_buffers, use_local_updates, average_state_every, auxiliary, client_mode, share_state,
+ * performance_ema_alpha, verbose, share_loss; of its tracker_opts min_refresh_period, max_refresh_period,
+ * default_refresh_period, metadata_expiration, expected_drift_peers, expected_drift_rate and sharded_above (trainers;
+ * 0: never); of its averager_opts request_timeout, part_size_bytes, min_group_size, sender_timeout, reducer_timeout and
+ * min_vector_size, which are about rounds of outer steps with outer_lr. And cohive's own: outer_lr, outer_momentum,
+ * outer_nesterov, outer_fragments (parts of the model that are averaged in turn, one in each epoch), outer_repair_every
+ * and open_diloco (averages with OpenDiLoCo's trainers), all of them for steps of an outer optimizer, with
+ * use_local_updates; fit_my_link (with these: the trainers agree on rounds that their links carry, on
+ * target_batch_size, grad_codecs or both, as far as they are not given), outer_codec (how differences travel between
+ * peers that ask for it: "block4", or "sparse2" as SparseLoCo has it, with an outer_momentum of 0), outer_aggregation
+ * ("mean", "mean-of-senders", which is for sparse2 and its default, or "clipped-mean") and outer_clip_factor (of the
+ * last two: times the median norm), full_state_every (parameters travel as 8-bit differences from their last average,
+ * and as they are in one of so many rounds; 0: always as they are), target_group_size, bandwidth, verified_share,
+ * clip_grad_norm (of the averaged gradients; not with use_local_updates, where the caller steps with gradients of its
+ * own), averager_rank and min_compression_ratio (PowerSGD), grad_codecs and state_codecs (names: one for all, or one
+ * for each tensor; the state is parameters, then what is beside them), native_steps (the library steps, as
+ * cohive_trainer_describe() says), device (number of the GPU that parameters, statistics and sums of gradients are on,
+ * where they are averaged and stepped then; with native_steps and `calls->sums`), checkpoint_dir, checkpoint_every,
+ * checkpoint_keep, resume.
  * \param parameters  contiguous float32 values in host memory, which stay where they are until cohive_trainer_free()
  * \param beside      the same of what is averaged after the parameters: `dtype` and `requires_grad` name it in the
  *                    schema, its values are float32; `codec` "optimizer.N.STATISTIC", its name in checkpoints: only

@@ -597,7 +597,7 @@ class TrainingAverager(DecentralizedAverager):
         local = [*self._parameters(), *self.extra_tensors]
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             raise ValueError("a peer shares the state of another model")
-        if not are_finite(tensors):
+        if not are_finite(tensors[: len(local)]):
             raise ValueError("a peer shares a state with values that are not finite")
         try:
             load_optimizer_state(self.opt, metadata["optimizer_metadata"], tensors[len(local) :])

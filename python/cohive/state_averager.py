@@ -477,7 +477,7 @@ class TrainingStateAverager(DecentralizedAverager):
         if [tensor.shape for tensor in local] != [tensor.shape for tensor in tensors[: len(local)]]:
             logger.error("a peer shares the state of another model: it is not taken over")
             return None
-        if not are_finite(tensors):
+        if not are_finite(tensors[: len(local)]):
             logger.error("a peer shares a state with values that are not finite: it is not taken over")
             return None
         with torch.no_grad(), self.lock_optimizer, self.lock_averaged_tensors:

@@ -1,5 +1,6 @@
 """Optimizer and GradScaler: what a trainer sees alone, with a peer, and with bad input."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -1167,53 +1168,50 @@ def test_a_newcomer_takes_the_state(swarm):
     second.shutdown()
 
 
-def test_statistics_come_to_a_newcomer_as_they_are(swarm):
-    """In halves squares of small gradients are nothing, and a step that is divided by their root is far too long."""
-    peers = swarm(2)
-    options = dict(QUICK, target_batch_size=4, optimizer=KINDS["adam"], delay_state_averaging=False)
-    options.update(load_state_compression=cohive.Float16Compression())
-    old, new = model_of(), model_of(7.0)
-    first = Optimizer(dht=peers[0], params=[old], **options)
-    for _ in range(3):
-        old.grad = torch.full_like(old, 1e-5)
-        first.step(batch_size=4)
-    second = Optimizer(dht=peers[1], params=[new], **options)
-    end = time.monotonic() + PATIENCE
-    while second.local_epoch < 3 and time.monotonic() < end:
-        second.load_state_from_peers()
-        time.sleep(0.1)
-    assert second.local_epoch == 3 and torch.equal(new, old.half().float())
-    for name in ("exp_avg", "exp_avg_sq"):
-        assert torch.equal(statistics_of(second)[name], statistics_of(first)[name])
-    assert statistics_of(second)["exp_avg_sq"].min() > 0
-    first.shutdown()
-    second.shutdown()
-
-
 HALVES = cohive.Float16Compression()
 
 
-def test_statistics_that_a_rule_names_travel_in_its_codec(swarm):
+@contextlib.contextmanager
+def donor_and_newcomer(swarm, compression, value, gradient):
+    """Two optimizers with Adam, of which the second has the state that the first has come to in three steps."""
     peers = swarm(2)
-    rule = cohive.RoleAdaptiveCompression(optimizer=HALVES)
     options = dict(QUICK, target_batch_size=4, optimizer=KINDS["adam"], delay_state_averaging=False)
-    old, new = model_of(1 / 3), model_of(7.0)
-    first = Optimizer(dht=peers[0], params=[old], load_state_compression=rule, **options)
+    options.update(load_state_compression=compression)
+    old = model_of(value)
+    first = Optimizer(dht=peers[0], params=[old], **options)
     for _ in range(3):
-        old.grad = torch.full_like(old, 1 / 3)
+        old.grad = torch.full_like(old, gradient)
         first.step(batch_size=4)
-    second = Optimizer(dht=peers[1], params=[new], **options)
+    second = Optimizer(dht=peers[1], params=[model_of(7.0)], **options)
     end = time.monotonic() + PATIENCE
     while second.local_epoch < 3 and time.monotonic() < end:
         second.load_state_from_peers()
         time.sleep(0.1)
-    assert second.local_epoch == 3 and torch.equal(new, old), "of parameters the rule says nothing"
-    for name in ("exp_avg", "exp_avg_sq"):
-        sent = statistics_of(first)[name]
-        halves = sent.half().float()
-        assert torch.equal(statistics_of(second)[name], halves) and not torch.equal(sent, halves)
+    assert second.local_epoch == 3
+    yield first, second
     first.shutdown()
     second.shutdown()
+
+
+def test_statistics_come_to_a_newcomer_as_they_are(swarm):
+    """In halves squares of small gradients are nothing, and a step that is divided by their root is far too long."""
+    with donor_and_newcomer(swarm, HALVES, 0.5, 1e-5) as (first, second):
+        (old,), (new,) = (one.param_groups[0]["params"] for one in (first, second))
+        assert torch.equal(new, old.half().float())
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(statistics_of(second)[name], statistics_of(first)[name])
+        assert statistics_of(second)["exp_avg_sq"].min() > 0
+
+
+def test_statistics_that_a_rule_names_travel_in_its_codec(swarm):
+    rule = cohive.RoleAdaptiveCompression(optimizer=HALVES)
+    with donor_and_newcomer(swarm, rule, 1 / 3, 1 / 3) as (first, second):
+        (old,), (new,) = (one.param_groups[0]["params"] for one in (first, second))
+        assert torch.equal(new, old), "of parameters the rule says nothing"
+        for name in ("exp_avg", "exp_avg_sq"):
+            sent = statistics_of(first)[name]
+            halves = sent.half().float()
+            assert torch.equal(statistics_of(second)[name], halves) and not torch.equal(sent, halves)
 
 
 RULES = {

@@ -166,7 +166,8 @@ class CallerModel : public train::BufferReplica {
   std::optional<train::ParameterRound> round_;
   std::optional<train::ParameterRound> publishable_;  // the round whose results publish() takes from them
   std::uint64_t loads_ = 0, told_loads_ = 0;
-  // Of buffers that are used again. What an interrupted call has begun may cut their sums while its caller goes on.
+  // These are of buffers that are used again: what an interrupted call has begun may cut their sums while its caller
+  // goes on, so that they have a mutex.
   std::mutex summing_;
   std::vector<const float*> buffers_;
   double batches_ = 0, scale_ = 1;

@@ -168,9 +168,8 @@ class ConnectionTable {
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
   ConnectionEntryPtr replaceable(const Networks& networks) const;
-  Networks crowd_beside(const Networks& networks) const;
-  std::unordered_map<std::string, std::size_t> counts_within(const Networks& outer,
-                                                             std::string Networks::* level) const;
+  Networks crowd_beside(const Networks& newcomer, std::string largest, std::size_t count) const;
+  NetworkCounts counts_within(const Networks& outer, std::string Networks::* level) const;
   bool make_room(ConnectionKind kind, bool inbound, const Networks& networks);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();

@@ -55,8 +55,8 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
 ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
   const bool some_are_banned = self_.reputation.banned() > 0;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
-  const Networks crowd = crowd_beside(networks);
   const auto [largest, count] = shares_.blocks.most();
+  const Networks crowd = crowd_beside(networks, largest, count);
   const bool confined = is_crowd(count, 0) && largest == networks.block;
   ConnectionEntryPtr result;
   int result_rank = 0;
@@ -80,9 +80,8 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const 
 }
 
 /// How many connections the networks of one level have, of those within `outer`.
-std::unordered_map<std::string, std::size_t> ConnectionTable::counts_within(const Networks& outer,
-                                                                            std::string Networks::* level) const {
-  std::unordered_map<std::string, std::size_t> counts;
+NetworkCounts ConnectionTable::counts_within(const Networks& outer, std::string Networks::* level) const {
+  NetworkCounts counts;
   for (const auto& [id, peer] : peers_)
     for (const auto& entry : peer.connections)
       if (is_within(entry->share.networks, outer)) ++counts[entry->share.networks.*level];
@@ -92,18 +91,16 @@ std::unordered_map<std::string, std::size_t> ConnectionTable::counts_within(cons
 /// The network that has most connections, if it has many and several times as many as the newcomer's: one owner of a
 /// block who fills the host keeps no other peer out. Where the newcomer is of that block, the same of its subnets, and
 /// of the addresses of the subnet. Empty when there is none.
-Networks ConnectionTable::crowd_beside(const Networks& newcomer) const {
+/// \param largest  the block that has most connections: `count`
+Networks ConnectionTable::crowd_beside(const Networks& newcomer, std::string largest, std::size_t count) const {
   Networks crowd;
-  auto [largest, count] = shares_.blocks.most();
   std::size_t own = shares_.blocks.of(newcomer.block);
   for (const auto level : {&Networks::block, &Networks::subnet, &Networks::host}) {
     if (level != &Networks::block) {
       const auto counts = counts_within(crowd, level);
-      const auto most = std::ranges::max_element(
-          counts, {}, [](const auto& one) { return std::pair(one.second, std::string_view(one.first)); });
       const auto ours = counts.find(newcomer.*level);
       own = ours == counts.end() ? 0 : ours->second;
-      std::tie(largest, count) = *most;
+      std::tie(largest, count) = largest_of(counts);
     }
     if (largest.empty()) return {};
     crowd.*level = largest;

@@ -102,17 +102,10 @@ void RunRounds::begin_all(const GlobalProgress& global) {
     const Exchange& what = scheduled->exchange();
     // Members that this peer follows are in other epochs, by which their rounds of the parameters are due.
     const bool due = what.due(next) || (what.yields_parameters() && follows_others() && trails_);
-    if (is_repair(what) && bits_for(*scheduled, global.expected) > 0) continue;
+    if (what.yields_to_divided_rounds() && bits_for(*scheduled, global.expected) > 0) continue;
     if (!scheduled->round() && due && !what.follows(next))
       begin(*scheduled, next, global.expected, run_.options.averaging_timeout);
   }
-}
-
-/// Whether it repairs the anchors of differences. In a divided run each round of the parameters does that, and another
-/// one would have all groups wait for the last trainer of the others.
-bool RunRounds::is_repair(const Exchange& what) const {
-  const auto& outer = run_.options.outer_optimizer;
-  return outer && !outer->open_diloco && !what.needs_every_round();
 }
 
 void RunRounds::begin_following(Scheduled& scheduled, std::uint64_t epoch, const RoundReport& before) {

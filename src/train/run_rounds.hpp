@@ -101,7 +101,6 @@ class RunRounds {
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,
                            const Update* update);
   bool looks_at_all(const Scheduled& scheduled) const;
-  bool is_repair(const Exchange& what) const;
   std::optional<std::uint64_t> least_ahead(const averaging::Round& round, std::uint64_t epoch) const;
   bool is_left_behind(const averaging::Round& round, std::uint64_t epoch);
   Task<std::shared_ptr<const averaging::RoundReport>> average(Scheduled& scheduled,

@@ -1,20 +1,14 @@
 // Trainers by the C interface: over the caller's memory, with steps of the library or of the caller.
 #include <gmock/gmock.h>
-#include <sys/mman.h>
 
-#include <array>
-#include <atomic>
 #include <cmath>
 #include <functional>
-#include <memory>
-#include <span>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <utility>
 #include <vector>
 
-#include "handles.hpp"
+#include "trainers.hpp"
 
 namespace {
 
@@ -24,75 +18,6 @@ using testing::Each;
 using testing::FloatNear;
 using testing::HasSubstr;
 using testing::Lt;
-
-constexpr float kRate = 0.5f;
-
-/// A model of one parameter, with the gradient descent of the caller, or that of the library.
-struct Model {
-  explicit Model(float value, bool native = false) : values(4, value), is_native(native) {
-    calls = {this, step, load, interrupted, nullptr};
-  }
-  static std::int32_t interrupted(void* context) { return static_cast<Model*>(context)->gives_up ? 1 : 0; }
-  static std::int32_t step(void* context, float* const* gradients, std::uint64_t) {
-    auto& self = *static_cast<Model*>(context);
-    if (self.fails) return 1;
-    ++self.steps;
-    for (std::size_t i = 0; gradients && gradients[0] && i < self.values.size(); ++i)
-      self.values[i] -= kRate * gradients[0][i];
-    return 0;
-  }
-  static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
-                           std::size_t count, std::uint64_t epoch) {
-    auto& self = *static_cast<Model*>(context);
-    if (count != 1 || tensors[0].size != 4 * sizeof(float)) return 1;
-    std::copy_n(static_cast<const float*>(tensors[0].data), 4, self.values.begin());
-    self.loaded = epoch;
-    return 0;
-  }
-  cohive_tensor tensor() { return {values.data(), shape.data(), "float32", nullptr, 4 * sizeof(float), 1, 0, 0}; }
-
-  std::vector<float> values;
-  const std::vector<std::uint32_t> shape{4};
-  bool is_native, fails = false;
-  std::atomic<bool> gives_up = false;  // calls end where they wait
-  std::atomic<int> steps = 0;
-  std::atomic<std::uint64_t> loaded = 0;
-  cohive_trainer_calls calls;
-};
-
-std::string options_of(const std::string& more = "") {
-  return R"({"run_id": "run", "target_batch_size": 16, "matchmaking_time": 1.0, "averaging_timeout": 10,
-             "request_timeout": 0.8, "delay_state_averaging": false)" +
-         more + "}";
-}
-
-struct TrainerOwner {
-  TrainerOwner(cohive_swarm* swarm, Model& of, const std::string& more = "") : model(of) {
-    const auto tensor = of.tensor();
-    const auto options = options_of(more + (of.is_native ? R"(, "native_steps": true)" : ""));
-    EXPECT_EQ(cohive_trainer_open(swarm, options.c_str(), &tensor, 1, nullptr, 0, &of.calls, &handle), COHIVE_OK)
-        << cohive_last_error();
-    EXPECT_EQ(describe(), COHIVE_OK) << cohive_last_error();
-  }
-  ~TrainerOwner() { cohive_trainer_free(handle); }
-  std::int32_t describe() {
-    const auto tensor = model.tensor();
-    const char* name = "parameter.0";
-    float* statistics[4] = {};
-    return cohive_trainer_describe(handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1,
-                                   model.is_native ? R"([{"name": "sgd", "lr": 0.5, "parameters": 1}])" : nullptr,
-                                   model.is_native ? statistics : nullptr);
-  }
-  cohive_step_report step(float gradient, std::int64_t samples = 8) {
-    const std::vector<float> gradients(4, gradient);
-    const float* pointers[] = {gradients.data()};
-    cohive_step_report report{};
-    EXPECT_EQ(cohive_trainer_step(handle, pointers, samples, 1, &report), COHIVE_OK) << cohive_last_error();
-    return report;
-  }
-  Model& model;
-  cohive_trainer* handle = nullptr;
-};
 
 /// A model whose batches add up where it is.
 struct AddingModel : Model {
@@ -191,223 +116,9 @@ TEST_P(CTrainer, ANewcomerTakesTheState) {
   TrainerOwner our_trainer(first.handle, ours);
   EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
   TrainerOwner their_trainer(second.handle, theirs);
-  std::int32_t loaded = 0;
-  for (int tries = 0; tries < 50 && loaded == 0; ++tries)
-    ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
+  their_trainer.load();
   EXPECT_EQ(theirs.loaded, 1u);
   EXPECT_EQ(theirs.values, ours.values);
-}
-
-/// A model whose optimizer keeps a mean of gradients and one of their squares.
-struct ModelWithMoments {
-  explicit ModelWithMoments(float value) : model(value) {
-    model.calls.context = this;
-    model.calls.step = [](void* self, float* const* gradients, std::uint64_t epoch) {
-      return Model::step(&static_cast<ModelWithMoments*>(self)->model, gradients, epoch);
-    };
-    model.calls.load = load;
-    model.calls.interrupted = nullptr;
-  }
-  static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
-                           std::size_t count, std::uint64_t epoch) {
-    auto& self = *static_cast<ModelWithMoments*>(context);
-    if (count != 3) return 1;
-    std::copy_n(static_cast<const float*>(tensors[1].data), 4, self.mean.begin());
-    std::copy_n(static_cast<const float*>(tensors[2].data), 4, self.squares.begin());
-    self.model.loaded = epoch;
-    return 0;
-  }
-  std::int32_t describe(cohive_trainer* trainer, const char* codec_of_statistics = "NONE") {
-    cohive_tensor state[] = {model.tensor(), model.tensor(), model.tensor()};
-    state[0].codec = "FLOAT16";
-    state[1].data = mean.data();
-    state[2].data = squares.data();
-    state[1].codec = state[2].codec = codec_of_statistics;
-    const char* const names[] = {"parameter.0", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq"};
-    return cohive_trainer_describe(trainer, raw("\x81\xa1x\x01"), 4, state, names, 3, nullptr, nullptr);
-  }
-  Model model;
-  std::vector<float> mean = std::vector<float>(4), squares = std::vector<float>(4);
-};
-
-TEST(CTrainerSteps, GoOnFromStatisticsThatArriveInTheirCodecAndThatStepsCanUse) {
-  for (const auto& [codec, small_mean, small_square] : {std::tuple("NONE", 1e-5f, 1e-9f), {"FLOAT16", 0.0f, 0.0f}}) {
-    SCOPED_TRACE(codec);
-    SwarmOwner first(kAlone), second(joining(first.address()));
-    ModelWithMoments ours(1), theirs(9);
-    ours.mean = {1, 1, 1e-5f, 1};
-    ours.squares = {-1e-9f, 0, 1e-9f, 4};
-    TrainerOwner our_trainer(first.handle, ours.model);
-    ASSERT_EQ(ours.describe(our_trainer.handle, codec), COHIVE_OK) << cohive_last_error();
-    EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
-    TrainerOwner their_trainer(second.handle, theirs.model);
-    ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
-    std::int32_t loaded = 0;
-    for (int tries = 0; tries < 50 && loaded == 0; ++tries)
-      ASSERT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
-    ASSERT_EQ(theirs.model.loaded, 1u);
-    EXPECT_EQ(theirs.squares, (std::vector<float>{0, 0, small_square, 4}));
-    EXPECT_EQ(theirs.mean, (std::vector<float>{0, 0, small_mean, 1})) << "a step divides it by the root of its square";
-  }
-}
-
-/// A trainer that averages the squares with the parameters.
-struct TrainerOfMoments {
-  TrainerOfMoments(cohive_swarm* swarm, ModelWithMoments& of, const std::string& more) {
-    const auto parameter = of.model.tensor();
-    auto squares = parameter;
-    squares.data = of.squares.data();
-    squares.codec = "optimizer.0.exp_avg_sq";
-    const auto options = options_of(more);
-    EXPECT_EQ(cohive_trainer_open(swarm, options.c_str(), &parameter, 1, &squares, 1, &of.model.calls, &handle),
-              COHIVE_OK)
-        << cohive_last_error();
-    EXPECT_EQ(of.describe(handle), COHIVE_OK) << cohive_last_error();
-  }
-  ~TrainerOfMoments() { cohive_trainer_free(handle); }
-  cohive_step_report step(float gradient, std::int64_t samples) {
-    const std::vector<float> gradients(4, gradient);
-    const float* pointers[] = {gradients.data()};
-    cohive_step_report report{};
-    EXPECT_EQ(cohive_trainer_step(handle, pointers, samples, 1, &report), COHIVE_OK) << cohive_last_error();
-    return report;
-  }
-  cohive_trainer* handle = nullptr;
-};
-
-TEST(CTrainerSteps, AveragesOfStatisticsTakeTheirPlaceWhereStepsCanUseThem) {
-  for (const char* delayed : {"", R"(, "delay_state_averaging": true)"}) {
-    SCOPED_TRACE(delayed);
-    SwarmOwner first(kAlone), second(joining(first.address()));
-    ModelWithMoments ours(1), theirs(1);
-    ours.mean = {1, 1, 1, 1};
-    ours.squares = {4, 4, 1e-12f, 4};
-    theirs.squares = {-100, 2, 0, 4};
-    TrainerOfMoments our_trainer(first.handle, ours, delayed), their_trainer(second.handle, theirs, delayed);
-    train_together(our_trainer, 1, their_trainer, 3);
-    EXPECT_GT(ours.squares[0], 0) << "an average below zero";
-    EXPECT_EQ(ours.squares[1], 3);
-    EXPECT_EQ(ours.mean, (std::vector<float>{1, 1, 0, 1})) << "no gradients of that mean have such squares";
-    EXPECT_THAT(theirs.squares, Each(testing::Ge(0.0f)));
-  }
-}
-
-TEST(CStatistics, AreMadeUsable) {
-  std::vector<float> mean{1, 1, 1}, squares{-1, 1e-9f, 4};
-  const std::uint32_t shape[] = {3};
-  const auto described = [&shape](std::vector<float>& values) {
-    return cohive_tensor{values.data(), shape, "float32", nullptr, 3 * sizeof(float), 1, 0, 0};
-  };
-  cohive_tensor tensors[] = {described(mean), described(squares)};
-  const char* const names[] = {"optimizer.7.exp_avg", "optimizer.7.exp_avg_sq"};
-  ASSERT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_OK) << cohive_last_error();
-  EXPECT_EQ(squares, (std::vector<float>{0, 1e-9f, 4}));
-  EXPECT_EQ(mean, (std::vector<float>{0, 0, 1}));
-  EXPECT_EQ(cohive_statistics_make_usable(nullptr, nullptr, 0), COHIVE_OK);
-  EXPECT_EQ(cohive_statistics_make_usable(tensors, nullptr, 2), COHIVE_INVALID_ARGUMENT);
-  tensors[0].size = 4;
-  EXPECT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_INVALID_ARGUMENT);
-  tensors[0] = described(mean);
-  tensors[0].dtype = "int32";
-  EXPECT_EQ(cohive_statistics_make_usable(tensors, names, 2), COHIVE_INVALID_ARGUMENT);
-}
-
-/// Floats in pages of their own: whoever reads them after the end ends the program.
-class Pages {
- public:
-  Pages(std::size_t size, float value) : size_(size) {
-    void* const memory =
-        ::mmap(nullptr, size * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    EXPECT_NE(memory, MAP_FAILED);
-    values_ = static_cast<float*>(memory);
-    fill(value);
-  }
-  ~Pages() { ::munmap(values_, size_ * sizeof(float)); }
-  Pages(const Pages&) = delete;
-  void fill(float value) { std::fill_n(values_, size_, value); }
-  std::span<float> values() { return {values_, size_}; }
-
- private:
-  const std::size_t size_;
-  float* values_ = nullptr;
-};
-
-/// A model whose optimizer has a statistic that takes a while to download, in memory that may change.
-class LargeStates : public testing::Test {
- protected:
-  static constexpr std::size_t kSize = std::size_t{6} << 20;
-
-  struct Large {
-    explicit Large(float value) : model(value), statistic(std::make_unique<Pages>(kSize, value)) {
-      model.calls.context = this;
-      model.calls.step = [](void* self, float* const* gradients, std::uint64_t epoch) {
-        return Model::step(&static_cast<Large*>(self)->model, gradients, epoch);
-      };
-      model.calls.load = load;
-    }
-    static std::int32_t load(void* context, const std::uint8_t*, std::size_t, const cohive_tensor* tensors,
-                             std::size_t count, std::uint64_t epoch) {
-      auto& self = *static_cast<Large*>(context);
-      if (count != 2 || tensors[1].size != kSize * sizeof(float)) return 1;
-      std::copy_n(static_cast<const float*>(tensors[1].data), kSize, self.statistic->values().begin());
-      self.model.loaded = epoch;
-      return 0;
-    }
-    std::int32_t describe(cohive_trainer* trainer) {
-      const std::uint32_t shape[] = {kSize};
-      const cohive_tensor state[] = {
-          model.tensor(), {statistic->values().data(), shape, "float32", nullptr, kSize * sizeof(float), 1, 0, 0}};
-      const char* const names[] = {"parameter.0", "optimizer.0.average"};
-      return cohive_trainer_describe(trainer, raw("\x81\xa1x\x01"), 4, state, names, 2, nullptr, nullptr);
-    }
-    Model model;
-    std::unique_ptr<Pages> statistic;
-  };
-
-  /// Has a newcomer load the state while `meanwhile` is called again and again, and once more when that has ended.
-  void download(const std::function<void(int)>& meanwhile) {
-    ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
-    EXPECT_EQ(our_trainer.step(1, 16).epoch_changed, 1);
-    TrainerOwner their_trainer(second.handle, theirs.model);
-    ASSERT_EQ(theirs.describe(their_trainer.handle), COHIVE_OK) << cohive_last_error();
-    std::atomic<bool> ended = false;
-    std::thread newcomer([&] {
-      const auto end = Clock::now() + std::chrono::milliseconds(kLong);
-      for (std::int32_t loaded = 0; loaded == 0 && Clock::now() < end;) {
-        EXPECT_EQ(cohive_trainer_load(their_trainer.handle, &loaded), COHIVE_OK) << cohive_last_error();
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-      ended = true;
-    });
-    for (int times = 0; times < 60 && !ended; ++times) {
-      meanwhile(times);
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    newcomer.join();
-    EXPECT_EQ(theirs.model.loaded, 1u);
-  }
-
-  SwarmOwner first{kAlone}, second{joining(first.address())};
-  Large ours{1}, theirs{9};
-  TrainerOwner our_trainer{first.handle, ours.model};
-};
-
-TEST_F(LargeStates, AreReadNoMoreWhereTheyWereBeforeTheyWereDescribedAnew) {
-  download([this](int) {
-    const auto before = std::exchange(ours.statistic, std::make_unique<Pages>(kSize, 1));
-    ASSERT_EQ(ours.describe(our_trainer.handle), COHIVE_OK) << cohive_last_error();
-    before->fill(5);  // and it is gone
-  });
-  EXPECT_THAT(theirs.statistic->values(), Each(1.0f));
-}
-
-TEST_F(LargeStates, ThatTheCallerChangesByItselfAreThoseOfOneMoment) {
-  download([this](int times) {
-    ASSERT_EQ(cohive_trainer_changes(our_trainer.handle, times == 30), COHIVE_OK) << cohive_last_error();
-    if (times < 30) ours.statistic->fill(static_cast<float>(times));
-  });
-  EXPECT_THAT(theirs.statistic->values(), Each(theirs.statistic->values()[0]));
-  EXPECT_NE(theirs.statistic->values()[0], 9.0f);
 }
 
 TEST(CTrainerSteps, TheStateIsDescribedInsideOfThem) {
@@ -418,29 +129,6 @@ TEST(CTrainerSteps, TheStateIsDescribedInsideOfThem) {
     model.trainer = &trainer;
     (void)trainer.step(1, 16);
     EXPECT_EQ(model.steps, 1);
-  }
-}
-
-TEST(CTrainerSteps, GoOnWhereADonorOrAFileHasLeftACounterThatIsNone) {
-  for (const float left : {-5.0f, std::nanf(""), 1e30f}) {
-    SCOPED_TRACE(left);
-    SwarmOwner swarm(kAlone);
-    Model model(1, true);
-    std::vector<float> mean(4), square(4);
-    float counter = left;
-    TrainerOwner trainer(swarm.handle, model);
-    const auto tensor = model.tensor();
-    const char* name = "parameter.0";
-    float* statistics[] = {mean.data(), square.data(), nullptr, &counter};
-    ASSERT_EQ(cohive_trainer_describe(trainer.handle, raw("\x81\xa1x\x01"), 4, &tensor, &name, 1,
-                                      R"([{"name": "adam", "lr": 0.5, "parameters": 1}])", statistics),
-              COHIVE_OK)
-        << cohive_last_error();
-    EXPECT_EQ(trainer.step(1, 16).epoch_changed, 1);
-    EXPECT_THAT(model.values, Each(Lt(1.0f)));
-    if (left > 0) continue;
-    EXPECT_THAT(model.values, Each(FloatNear(1 - kRate, 1e-5f))) << "as the first step of all";
-    EXPECT_EQ(counter, 1.0f);
   }
 }
 

@@ -23,6 +23,7 @@ class ForwardingExchange : public Exchange {
   bool yields_parameters() const override { return to_->yields_parameters(); }
   bool follows(std::uint64_t epoch) const override { return to_->follows(epoch); }
   bool is_divided() const override { return to_->is_divided(); }
+  bool yields_to_divided_rounds() const override { return to_->yields_to_divided_rounds(); }
   averaging::RoundCodecs codecs(const std::vector<averaging::Member>& members, bool divided) override {
     return to_->codecs(members, divided);
   }

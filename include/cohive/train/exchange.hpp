@@ -93,6 +93,9 @@ class Exchange {
   virtual bool follows(std::uint64_t /*epoch*/) const { return false; }
   /// Tells whether large runs divide into groups that are drawn anew; else all trainers are one group.
   virtual bool is_divided() const { return true; }
+  /// Tells whether another exchange does its work where the run is divided: then it does not begin at the end of
+  /// epochs.
+  virtual bool yields_to_divided_rounds() const { return false; }
   /// Tells how values travel in the round of these members, who all come to the same. Called once for each group,
   /// before what was offered is read. The second argument is Moment::divided.
   virtual averaging::RoundCodecs codecs(const std::vector<averaging::Member>&, bool /*divided*/) { return {}; }

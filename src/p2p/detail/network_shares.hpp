@@ -14,6 +14,16 @@ namespace cohive::p2p {
 using cohive::network_of;
 using cohive::networks_of;
 
+using NetworkCounts = std::unordered_map<std::string, std::size_t>;
+
+/// Returns the network that has most, and how much; empty when none has any.
+inline std::pair<std::string, std::size_t> largest_of(const NetworkCounts& counts) {
+  const auto largest = std::ranges::max_element(
+      counts, {}, [](const auto& one) { return std::pair(one.second, std::string_view(one.first)); });
+  if (largest == counts.end()) return {};
+  return *largest;
+}
+
 class NetworkShares {
  public:
   /// One unit, counted for its network while it lives. Must not outlive the shares.
@@ -46,15 +56,10 @@ class NetworkShares {
     return found == counts_.end() ? 0 : found->second;
   }
   /// The network that has most, and how much; empty when none has any.
-  std::pair<std::string, std::size_t> most() const {
-    const auto largest = std::ranges::max_element(
-        counts_, {}, [](const auto& one) { return std::pair(one.second, std::string_view(one.first)); });
-    if (largest == counts_.end()) return {};
-    return *largest;
-  }
+  std::pair<std::string, std::size_t> most() const { return largest_of(counts_); }
 
  private:
-  std::unordered_map<std::string, std::size_t> counts_;
+  NetworkCounts counts_;
 };
 
 /// Whether a network that has so many places is a crowd beside a newcomer's, which has `own`: it has many, and several

@@ -93,6 +93,9 @@ class AnchorRepair final : public Exchange {
   bool takes_place_beside_epochs() const override { return false; }
   /// Groups that meet seldom would stay split for many rounds. In the first one trainers know few of the others.
   bool follows(std::uint64_t epoch) const override { return !open_diloco_ && epoch > 1; }
+  /// Each round of the parameters repairs them, and another one would have all groups wait for the last trainer of the
+  /// others.
+  bool yields_to_divided_rounds() const override { return !open_diloco_; }
   bool lacks_kept_alone() const override { return true; }
   msgpack::Value greeting(std::uint64_t) const override { return told_steps(*memory_); }
   Release release(const Moment& moment) const override {

@@ -176,11 +176,8 @@ void Pipe::put(Bytes bytes) {
   path_delay = sent - fabric.runtime.now();
   free_at = std::max(sent, free_at);
   if (link.bandwidth > 0) free_at += from_seconds(static_cast<double>(bytes.size()) / link.bandwidth);
-  TimePoint arrival = free_at + fabric.delay(link);
-  const TimePoint reached = arrival;
-  if (Line* line = fabric.line(to)) arrival = pass(arrival, line->down_free, bytes.size(), line->rates.download);
-  path_delay += link.latency + (arrival - reached);
-  last_arrival = std::max(last_arrival, arrival);
+  path_delay += link.latency;
+  last_arrival = std::max(last_arrival, free_at + fabric.delay(link));
   in_flight += bytes.size();
   under_way += bytes.size();
   chunks.push_back({std::move(bytes), 0, last_arrival});
@@ -214,7 +211,8 @@ void Pipe::arrive() {
   if (owner.fabric->blocked(from, to)) return;
   const TimePoint now = owner.fabric->runtime.now();
   bool refused = false;
-  for (; next != chunks.end() && next->arrival <= now; ++next) {
+  const auto before = next;
+  for (; next != chunks.end() && next->arrival <= now && passes_line(*next); ++next) {
     under_way -= next->bytes.size();
     refused |= reader_gone && !next->bytes.empty();
     if (!next->reset) continue;
@@ -222,8 +220,17 @@ void Pipe::arrive() {
     opposite().writable.notify_all();
   }
   if (refused) opposite().put_reset();
-  reader_gone ? discard() : readable.notify_all();
+  if (next != before) reader_gone ? discard() : readable.notify_all();
   schedule();
+}
+
+bool Pipe::passes_line(Chunk& chunk) {
+  Line* line = chunk.reset || std::exchange(chunk.passing, true) ? nullptr : owner.fabric->line(to);
+  if (!line) return true;
+  const TimePoint now = owner.fabric->runtime.now();
+  chunk.arrival = pass(now, line->down_free, chunk.bytes.size(), line->rates.download);
+  line_delay = chunk.arrival - now;
+  return chunk.arrival <= now;
 }
 
 void Pipe::discard() {

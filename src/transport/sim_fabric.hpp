@@ -34,8 +34,9 @@ struct Pipe {
   struct Chunk {
     Bytes bytes;
     std::size_t offset = 0;
-    TimePoint arrival;
+    TimePoint arrival;  // at the line of the receiver, until it passes that
     bool reset = false;
+    bool passing = false;
   };
 
   Pipe(Runtime& runtime, Wire& wire, Machine a, Machine b)
@@ -52,6 +53,9 @@ struct Pipe {
   /// Arms the timer for the next arrival, unless the link is blocked; healing calls again.
   void schedule();
   void arrive();
+  /// What has come to the receiver's line passes it in the order of coming, a chunk of each connection at a time.
+  /// Returns whether it has passed by now.
+  bool passes_line(Chunk& chunk);
   void discard();
   Pipe& opposite() const;
 
@@ -62,7 +66,8 @@ struct Pipe {
   std::size_t in_flight = 0;                       // sent and not yet read
   std::size_t under_way = 0;                       // sent and not yet arrived
   TimePoint free_at{}, last_arrival{};
-  Duration path_delay{};     // of the last bytes, with the queues of lines, without that of their own connection
+  // Of the last bytes, with the queues of lines, without that of their own connection.
+  Duration path_delay{}, line_delay{};
   bool end_sent = false;     // by the writer, or a reset
   bool was_reset = false;    // the reset has arrived: the reader reads what came before, and writes no more
   bool reader_gone = false;  // what arrives is thrown away, and answered by a reset

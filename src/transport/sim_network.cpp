@@ -93,7 +93,7 @@ class SimConnection final : public RawConnection {
   const Multiaddr& remote_address() const override { return remote_; }
   std::size_t undelivered() const override { return out_.under_way; }
   PathState path() const override {
-    const Duration both = out_.path_delay + in_.path_delay;
+    const Duration both = out_.path_delay + out_.line_delay + in_.path_delay + in_.line_delay;
     return {both, both, {}};
   }
 

@@ -109,6 +109,42 @@ TEST_F(SimNetwork, BandwidthSetsTheTimeALongMessageTakes) {
   EXPECT_EQ(runtime.now() - start, 5s + 10ms);
 }
 
+/// Bytes that wait in a slow sender's queue are not on the receiver's line yet.
+TEST_F(SimNetwork, WhatASlowSenderHasQueuedHoldsUpNobodyElse) {
+  fabric.set_line(kAlice, {.upload = 10'000});
+  fabric.set_line(kBob, {.download = 1'000'000});
+  const auto carol = fabric.add_machine();
+  auto [slow, from_slow] = connect();
+  auto fast = runtime.run(carol->dial(at("/ip4/10.0.0.2/tcp/4001"), runtime.after(1s))).value();
+  auto from_fast = runtime.run(listener->accept()).value();
+  runtime.run(send(*slow, std::string(30'000, 's'))).value();
+  const TimePoint sent = runtime.now();
+  runtime.run(send(*fast, std::string(1000, 'f'))).value();
+  EXPECT_EQ(runtime.run(receive(*from_fast)).value().size(), 1000u);
+  EXPECT_EQ(runtime.now() - sent, 11ms) << "the way, and a millisecond on the line";
+  std::size_t received = 0;
+  while (received < 30'000) received += runtime.run(receive(*from_slow)).value().size();
+  EXPECT_NEAR(to_seconds(runtime.now() - sent), 3, 0.1);
+}
+
+TEST_F(SimNetwork, AFullLineCarriesAsMuchAsItCan) {
+  fabric.set_line(kBob, {.download = 100'000});
+  const auto carol = fabric.add_machine();
+  auto [first, from_first] = connect();
+  auto second = runtime.run(carol->dial(at("/ip4/10.0.0.2/tcp/4001"), runtime.after(1s))).value();
+  auto from_second = runtime.run(listener->accept()).value();
+  const TimePoint sent = runtime.now();
+  TaskGroup senders(runtime);
+  for (auto* one : {&first, &second})
+    senders.spawn([](RawConnection& to) -> Task<void> {
+      (void)co_await send(to, std::string(100'000, 'x'));
+      to.end_writing();
+    }(**one));
+  EXPECT_EQ(runtime.run(receive_all(*from_first)).value().size(), 100'000u);
+  EXPECT_EQ(runtime.run(receive_all(*from_second)).value().size(), 100'000u);
+  EXPECT_NEAR(to_seconds(runtime.now() - sent), 2, 0.05);
+}
+
 TEST_F(SimNetwork, JitterNeverReordersBytes) {
   set_link({.latency = 5ms, .jitter = 50ms});
   auto [ours, theirs] = connect();

@@ -53,7 +53,8 @@ class SimFabric {
   /// The same for all pairs of machines that set_link() does not name.
   void set_default_link(SimLink link);
   /// What the machine's own line carries in all its connections together, bytes per second, on top of what the links
-  /// allow; bytes wait for each other in the order of sending. 0: unlimited.
+  /// allow. What leaves waits in the order of sending, what comes in the order of coming, a piece of each connection at
+  /// a time. 0: unlimited.
   void set_line(const std::string& ip, BandwidthLimits rates);
   /// Silently stops all bytes between the two sets of machines (existing connections stall; dials time out).
   /// heal() ends all partitions; what was on the way arrives then. A crashed machine stays away.

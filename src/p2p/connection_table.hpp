@@ -167,7 +167,7 @@ class ConnectionTable {
   std::size_t most_of(ConnectionKind kind) const;
   bool below_limit(bool inbound) const;
   bool is_protected(const PeerId& peer) const;
-  ConnectionEntryPtr replaceable(const Networks& networks) const;
+  ConnectionEntryPtr replaceable(const Networks& networks, bool any) const;
   Networks crowd_beside(const Networks& newcomer, std::string largest, std::size_t count) const;
   NetworkCounts counts_within(const Networks& outer, std::string Networks::* level) const;
   bool make_room(ConnectionKind kind, bool inbound, const Networks& networks);

@@ -33,7 +33,7 @@ bool ConnectionTable::below_limit(bool inbound) const {
 
 bool ConnectionTable::has_room_for(const Networks& networks) const {
   return shares_.has_room(networks, self_.options.max_connections_per_ip) &&
-         (below_limit(true) || replaceable(networks));
+         (below_limit(true) || replaceable(networks, true));
 }
 
 Subscription ConnectionTable::protect(const PeerId& peer) {
@@ -52,24 +52,28 @@ bool ConnectionTable::is_protected(const PeerId& peer) const {
 /// member of a bundle; else one that is idle, of the crowd first, then of any unprotected peer, at last of a protected
 /// one; else one of the crowd that is in use. Of several the one that was idle longest. A newcomer of the block that
 /// has most, and many, takes the place of one of that block. Null when all are in use and there is no crowd.
-ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks) const {
+/// \param any  one that may go will do
+ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks, bool any) const {
   const bool some_are_banned = self_.reputation.banned() > 0;
   const TimePoint limit = self_.runtime.now() - kJustUsed;
-  const auto [largest, count] = shares_.blocks.most();
-  const Networks crowd = crowd_beside(networks, largest, count);
-  const bool confined = is_crowd(count, 0) && largest == networks.block;
+  const bool many = is_crowd(shares_.blocks.highest(), 0);  // of one block; else there is no crowd to look for
+  const auto [largest, count] = many ? shares_.blocks.most() : std::pair<std::string, std::size_t>();
+  const Networks crowd = many ? crowd_beside(networks, largest, count) : Networks();
+  const bool confined = many && largest == networks.block;
   ConnectionEntryPtr result;
   int result_rank = 0;
   for (const auto& [id, peer] : peers_) {
-    const bool guarded = is_protected(id);
-    const bool banned = some_are_banned && !guarded && self_.reputation.is_banned(id);
     for (const auto& entry : peer.connections) {
       if (entry->kind == ConnectionKind::bundle) continue;
-      if (confined && !banned && entry->share.networks.block != largest) continue;
       const bool idle = entry->last_used() <= limit && !entry->serves_a_call();
-      const bool crowded = !guarded && !crowd.empty() && is_within(entry->share.networks, crowd);
       const bool spare = entry->kind == ConnectionKind::member;  // the rest of its bundle goes on
+      if (!idle && !spare && !some_are_banned && crowd.empty()) continue;
+      const bool guarded = is_protected(id);
+      const bool banned = some_are_banned && !guarded && self_.reputation.is_banned(id);
+      if (confined && !banned && entry->share.networks.block != largest) continue;
+      const bool crowded = !guarded && !crowd.empty() && is_within(entry->share.networks, crowd);
       if (!banned && !idle && !crowded && !spare) continue;
+      if (any) return entry;
       const int rank = banned ? -2 : spare ? -1 : !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
       if (result && std::pair(rank, entry->last_used()) >= std::pair(result_rank, result->last_used())) continue;
       result = entry;
@@ -112,7 +116,7 @@ Networks ConnectionTable::crowd_beside(const Networks& newcomer, std::string lar
 bool ConnectionTable::make_room(ConnectionKind kind, bool inbound, const Networks& networks) {
   if (kind == ConnectionKind::bundle || below_limit(inbound)) return true;
   if (kind == ConnectionKind::member) return false;  // it would be the first to go for the next one
-  const ConnectionEntryPtr victim = replaceable(networks);
+  const ConnectionEntryPtr victim = replaceable(networks, false);
   if (!victim) return false;
   self_.metrics.closed_for_room.increment();
   close_gracefully(victim, Error(cohive::Errc::closed, victim->connection->peer(), "idle, and others needed the room"),

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <vector>
 
 #include "cohive/core/memory_budget.hpp"
 
@@ -33,14 +34,15 @@ class NetworkShares {
     Share(NetworkShares& owner, std::string network) : network_(std::move(network)) {
       if (network_.empty()) return;
       owner_ = &owner;
-      ++owner_->counts_[network_];
+      owner_->note(owner_->counts_[network_]++, true);
     }
     Share(Share&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), network_(std::move(other.network_)) {}
     Share& operator=(Share&&) = delete;
     ~Share() {
       if (!owner_) return;
       const auto found = owner_->counts_.find(network_);
-      if (--found->second == 0) owner_->counts_.erase(found);
+      owner_->note(--found->second, false);
+      if (found->second == 0) owner_->counts_.erase(found);
     }
 
     const std::string& network() const noexcept { return network_; }
@@ -57,9 +59,19 @@ class NetworkShares {
   }
   /// The network that has most, and how much; empty when none has any.
   std::pair<std::string, std::size_t> most() const { return largest_of(counts_); }
+  /// How much that is, without looking for it.
+  std::size_t highest() const noexcept { return sizes_.size(); }
 
  private:
+  /// A network has one unit more than `less`, or has come down to that.
+  void note(std::size_t less, bool taken) {
+    if (taken && sizes_.size() == less) sizes_.push_back(0);
+    sizes_[less] += taken ? 1 : -1;
+    if (sizes_.back() == 0) sizes_.pop_back();
+  }
+
   NetworkCounts counts_;
+  std::vector<std::size_t> sizes_;  // how many networks have more than 0, 1, 2...
 };
 
 /// Whether a network that has so many places is a crowd beside a newcomer's, which has `own`: it has many, and several

@@ -14,7 +14,8 @@ namespace {
 constexpr double kFirstSteps = 500;                    // of a trainer alone, before anything was measured
 constexpr double kLeastSteps = 30;                     // that a round has by its own wish
 constexpr double kStepsOfMomentum = 80;                // the same with much momentum, which multiplies steps
-constexpr double kFewestSteps = 10, kMostSteps = 500;  // of each trainer in an epoch, whatever others wish
+constexpr double kMostSteps = 500;                     // the same, at most
+constexpr double kFewestBorne = 2, kMostBorne = 8000;  // of each trainer in an epoch, whatever others wish
 constexpr double kSearches = 3;                        // that a round lasts as long as, at least
 constexpr double kGrace = 0.25;                        // of a round, for a member that is late
 constexpr double kShareBehind = 0.5;     // of a round that its exchange may take: links are not equally fast always
@@ -160,24 +161,29 @@ void LinkFit::round_ended(const SeenRound& seen, std::vector<RoundWish> wishes) 
   const double target_then = target();
   const bool known = wish_.target > 0;
   of_parameters_ = seen.parameters;
-  note(seen);
+  note(seen, target_then);
   agree(seen, std::move(wishes));
   const bool few_bits = std::exchange(wish_, {}).few_bits;
-  if (!seen.whole || seen_.empty()) {
+  if (!seen.whole || training_of(target_then) <= 0) {
     if (known && !few_bits) wish_ = {target(), false};
     return;
   }
-  make_wish(seen, target_then);
-  tell(seen, target_then);
+  make_wish(target_then);
+  tell(seen);
 }
 
 void LinkFit::agree(const SeenRound& seen, std::vector<RoundWish> wishes) {
   const double now = target();
   const auto outcome = outcome_of(std::move(wishes));
   if (outcome && fits_target_) {
-    const auto steps = static_cast<double>(seen.steps);
     double least = now / kMostChange, most = now * kMostChange;
-    if (seen.whole && steps > 0) least = now * kFewestSteps / fragments_ / steps, most = now * kMostSteps / steps;
+    // Members that bounded it by what is much or little for themselves would come to rounds of unlike length, for good:
+    // beyond these bounds no honest member wishes.
+    if (const double training = training_of(now); training > 0) {
+      const double steps = training / step();
+      least = std::max(least, now * kFewestBorne / fragments_ / steps);
+      most = std::min(most, now * kMostBorne / steps);
+    }
     // Newcomers get it as a float.
     target_ = static_cast<float>(std::clamp(outcome->target, std::min(least, most), most));
   }
@@ -190,7 +196,8 @@ void LinkFit::agree(const SeenRound& seen, std::vector<RoundWish> wishes) {
 
 /// A member that is slow, or silent, makes the exchange of all longer than its links would: what was measured counts as
 /// twice what the own link needs, and a little more, at most.
-void LinkFit::note(const SeenRound& seen) {
+/// \param target  samples of the round
+void LinkFit::note(const SeenRound& seen, double target) {
   if (seen.steps == 0 || seen.computing <= 0 || seen.members < 2) return;
   const double bits = bits_of(codec_of(seen.few_bits)), link = seconds_of_link(seen, bits);
   double transfer = std::clamp(seen.transfer, 0.0, seen.behind);
@@ -199,7 +206,8 @@ void LinkFit::note(const SeenRound& seen) {
   const auto members = static_cast<double>(seen.members);
   const double both_ways = 2 * (members - 1) / members;
   seen_.push_back({seen.computing / static_cast<double>(seen.steps), fixed, transfer / bits,
-                   transfer / bits / seen.share / both_ways / std::min(members, kDonors)});
+                   transfer / bits / seen.share / both_ways / std::min(members, kDonors),
+                   seen.whole ? seen.computing : 0, seen.whole ? target : 0});
   if (seen_.size() > kRounds) seen_.pop_front();
 }
 
@@ -213,6 +221,14 @@ double LinkFit::seconds_of_link(const SeenRound& seen, double bits) {
 
 double LinkFit::step() const {
   return middle(seen_, &Seen::step);
+}
+
+/// Seconds that this peer trains while the run sees so many samples; 0: not known. Where a trainer waits for the
+/// exchange, others fill much of one round, and it much of the next: the last ones count together.
+double LinkFit::training_of(double samples) const {
+  double computing = 0, seen = 0;
+  for (const Seen& one : seen_) computing += one.computing, seen += one.samples;
+  return seen > 0 ? samples * computing / seen : 0;
 }
 
 const codec::Compression& LinkFit::codec_of(bool few) const {
@@ -241,17 +257,18 @@ double LinkFit::waited_share(bool few, double training) const {
   return waited / (training + waited);
 }
 
-void LinkFit::make_wish(const SeenRound& seen, double target_then) {
+void LinkFit::make_wish(double target_then) {
+  const double training = training_of(target_then);
   const double most = kMostSteps * step();
   const double least = std::min(std::max(least_steps_ * step(), kSearches * matchmaking_), most);
   RoundWish wish{target(), few_bits_};
   if (fits_bits_) {
-    const double may_last = fits_target_ ? least : seen.computing;
+    const double may_last = fits_target_ ? least : training;
     wish.few_bits = training_for(false) > may_last * (few_bits_ ? kBackToMoreBits : 1);
   }
   if (fits_target_) {
     const double seconds = std::clamp(training_for(wish.few_bits), least, most);
-    const double change = std::clamp(seconds / seen.computing, 1 / kMostChange, kMostChange);
+    const double change = std::clamp(seconds / training, 1 / kMostChange, kMostChange);
     const double target = std::max(1.0, target_then * change);
     if (target > wish.target * kNear || target < wish.target / kNear) wish.target = target;
   }
@@ -261,8 +278,8 @@ void LinkFit::make_wish(const SeenRound& seen, double target_then) {
 // ---- What it tells people
 
 /// One line where the rounds have become others, or first hide their exchange, or do not any more.
-void LinkFit::tell(const SeenRound& seen, double target_then) {
-  const double steps = static_cast<double>(seen.steps) * target() / target_then, training = steps * step();
+void LinkFit::tell(const SeenRound& seen) {
+  const double training = training_of(target()), steps = training / step();
   patience_ = delayed_ ? kGrace * training : 0;
   if (!fits_target_ && !fits_bits_) return;
   const double behind = exchange(bits(few_bits_)), waiting = waited_share(few_bits_, training);

@@ -95,10 +95,11 @@ class LinkFit {
   double exchange(double bits) const;
   double training_for(bool few) const;
   double waited_share(bool few, double training) const;
-  void note(const SeenRound& seen);
+  double training_of(double samples) const;
+  void note(const SeenRound& seen, double target);
   void agree(const SeenRound& seen, std::vector<RoundWish> wishes);
-  void make_wish(const SeenRound& seen, double target_then);
-  void tell(const SeenRound& seen, double target_then);
+  void make_wish(double target_then);
+  void tell(const SeenRound& seen);
   std::string why_not(const SeenRound& seen, double steps) const;
   static double seconds_of_link(const SeenRound& seen, double bits);
 
@@ -117,6 +118,8 @@ class LinkFit {
     double step;            // seconds
     double fixed, per_bit;  // seconds of an exchange, of which the second for each bit that a value takes
     double download;        // seconds that a newcomer waits for the state, per bit as well
+    double computing;       // seconds
+    double samples;         // of all trainers, while it computed; 0: it came in the middle of the round
   };
   std::deque<Seen> seen_;  // of the last rounds
   std::string told_;

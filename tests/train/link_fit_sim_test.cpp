@@ -85,13 +85,25 @@ TEST(LinkFit, ANewcomerTakesOverWhatTheRunHasAgreedOn) {
 }
 
 TEST(LinkFit, WhatAnExchangeCannotHideBehindIsTold) {
-  FittedSwarm swarm(kParameters);
-  for (int i = 0; i < 2; ++i) swarm.add({0.2, 0.05}, 20ms);
+  FittedSwarm swarm(5 * kParameters);
+  for (int i = 0; i < 2; ++i) swarm.add({1, 0.25}, 20ms);
   swarm.net.pass(30min);
   const std::string line = told(swarm);
   EXPECT_NE(line.find("so that trainers wait"), std::string::npos) << line;
   EXPECT_NE(line.find("this link carries"), std::string::npos) << line;
   EXPECT_NE(line.find("500 local steps at most"), std::string::npos) << line;
+}
+
+/// While both wait for the exchange, one of them may make nearly all steps of a round, and the other one of the next.
+TEST(LinkFit, TrainersThatWaitForTheExchangeAgreeAllTheSame) {
+  FittedSwarm swarm(5 * kParameters);
+  for (int i = 0; i < 2; ++i) swarm.add({1, 0.25}, 20ms);
+  swarm.net.pass(30min);
+  for (const auto& trainer : swarm.trainers) {
+    EXPECT_EQ(trainer->samples_of_round(), swarm.trainers.front()->samples_of_round());
+    EXPECT_NEAR(steps_of_round(*trainer, 2), 500, 10) << "as much as there may be";
+  }
+  EXPECT_GE(swarm.computing(10min), 0.5);
 }
 
 TEST(LinkFit, AGivenTargetIsKeptAndFollowed) {
@@ -175,13 +187,20 @@ SeenRound seen_round() {
           .few_bits = true};
 }
 
-TEST(LinkFit, HostileMembersGetRoundsOfTenToFiveHundredSteps) {
+TEST(LinkFit, HostileMembersGetRoundsOfTwoToEightThousandSteps) {
   for (const double wished : {1.0, 1e15}) {
     LinkFit fit(fitted_options());
     fit.count(8);
     const double target = fit.target();
     fit.round_ended(seen_round(), wishes({wished, wished, 800}));
-    EXPECT_NEAR(fit.target(), target * (wished == 1 ? 0.1 : 5), 1);
+    EXPECT_EQ(fit.target(), wished == 1 ? target / 4 : target * 4);
+    for (int i = 0; i < 20; ++i) {
+      SeenRound seen = seen_round();
+      seen.steps = static_cast<std::uint64_t>(fit.target() / 40);
+      seen.computing = static_cast<double>(seen.steps) / 10;
+      fit.round_ended(seen, wishes({wished, wished, 800}));
+    }
+    EXPECT_NEAR(fit.target() / 40, wished == 1 ? 2 : 8000, 1);
     LinkFit other(fitted_options());
     other.count(8);
     other.round_ended(seen_round(), wishes({wished, target, target}));

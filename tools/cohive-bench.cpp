@@ -121,6 +121,9 @@ int main(int argc, char** argv) {
       ->add_option("--replaced-per-minute", settings.replaced_per_minute,
                    "share of the trainers that is killed and replaced (default 0.1)")
       ->transform(tools::real(0, 10));
+  tools::in_seconds(train_sim->add_option("--arrival", settings.arrival_seconds,
+                                          "virtual time in which the first trainers come (default 30)"),
+                    0, 3600);
   train_sim
       ->add_option("--local-steps", settings.local_steps,
                    "in a round of each trainer, behind which an outer optimizer steps (default 0: gradients)")

@@ -25,6 +25,7 @@ namespace {
 constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
+constexpr Duration kStartAgain = 1s;           // after which a trainer whom nobody answered asks again
 constexpr Duration kShortGrace = 10s;          // of connections, where hosts shall have few
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
@@ -296,7 +297,11 @@ class SimulatedSwarm final : public TrainSwarm {
 
   static Task<void> train(SimulatedSwarm& self, std::shared_ptr<Trainer> me) {
     me->joined_at = self.epoch();
-    if (!co_await me->dht->start(self.initial_peers(me->dht.get()))) co_return;
+    for (;;) {  // as cohive-train does, which asks others that it is told of, or the same ones once they have room
+      const auto started = co_await me->dht->start(self.initial_peers(me->dht.get()));
+      if (started) break;
+      co_await self.runtime_.sleep_for(kStartAgain);
+    }
     me->standing = true;
     me->run->start();
     // One that sees no other trainer yet has nothing to catch up with, and learns so at once.

@@ -23,6 +23,7 @@ struct Settings : Simulated {
   std::vector<std::size_t> nodes{100, 1000};  ///< of dht-sim: one swarm each
   std::vector<std::size_t> trainers{100};     ///< of train-sim: one run each
   double replaced_per_minute = 0.1;           ///< of the trainers of train-sim
+  double arrival_seconds = 30;                ///< in which the trainers of train-sim come
   double local_steps = 0;                     ///< of each trainer of train-sim in a round; 0: gradients are averaged
   std::size_t group = 128;                    ///< trainers of train-sim in a group, about; 0: one of all
   std::size_t sharded_above = 128;            ///< of train-sim: TrackerOptions::sharded_above

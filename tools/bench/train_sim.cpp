@@ -12,6 +12,8 @@ namespace {
 constexpr double kLocalRate = 0.001;    // at which a dozen rounds of 30 steps lead half of the way
 constexpr double kOuterMomentum = 0.5;  // as goes with short rounds
 constexpr Duration kShortestStep = 500ms, kLongestStep = 1s;
+constexpr std::size_t kManyTrainers = 1000;  // whose runs take so long that one wants to know how far they are
+constexpr int kSecondsOfProgress = 10;       // of virtual time, between two lines
 
 /// Rounds of so many local steps, of trainers that learn all of the time.
 void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
@@ -24,6 +26,13 @@ void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
     options.outer_optimizer = train::OuterOptimizer{.momentum = kOuterMomentum};
     options.target_group_size = group;
   };
+}
+
+/// Tells how far the run is, and what it took.
+void print_progress(sim::TrainSwarm& swarm, double second) {
+  if (swarm.size() < kManyTrainers || (static_cast<int>(second) + 1) % kSecondsOfProgress != 0) return;
+  std::cerr << log::format("{:>8} trainers, {:.0f} s simulated, {:.0f} s of a processor\n", swarm.size(), second + 1,
+                           processor_seconds());
 }
 
 }  // namespace
@@ -41,6 +50,8 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
     scenario.connections = settings.connections;
+    scenario.arrival = from_seconds(settings.arrival_seconds);
+    scenario.each_second = print_progress;
     if (settings.local_steps > 0) use_local_steps(scenario, settings);
     scenario.tune = [&settings, tune = std::move(scenario.tune)](train::RunOptions& options) {
       options.tracker_options.sharded_above = settings.sharded_above;

@@ -6,7 +6,7 @@ namespace cohive::train {
 namespace {
 
 constexpr Duration kExchangeTime = 8s;
-constexpr std::uint32_t kReportsDrawn = 8;  // 150 bytes each
+constexpr std::uint32_t kReportsDrawn = 6;  // 150 bytes each
 constexpr std::size_t kBeginInOne = 384;    // trainers: a shard has room for more
 
 }  // namespace

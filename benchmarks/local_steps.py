@@ -5,10 +5,10 @@ outer optimizer, with as many steps of each and the same samples of all.
     benchmarks/local_steps.py --text FILE [--steps 600] [--batch-size 32] [--peers 4] [--seeds 3] [--only NAME...] [--output FILE]
                               [--points FILE]
 
-A peer's batch is its share of the one process's, and may want another learning rate for that (--peers-learning-rate). Prints a table in
-Markdown: the loss on held-out text at the end, what it is more than that of the one process, and the bytes that each peer sent for a
-step. --points keeps the same for loss_against_bytes.py, which draws it. Exit code 1 when a trainer fails. Build first:
-tools/convergence.sh --list does. Needs nothing but Python.
+A peer's batch is its share of the one process's, and may want another learning rate for that (--peers-learning-rate).
+Prints a table in Markdown: the loss on held-out text at the end, what it is more than that of the one process, and the
+bytes that each peer sent for a step. --points keeps the same for loss_against_bytes.py, which draws it. Exit code 1 when
+a trainer fails. Build first: tools/convergence.sh --list does. Needs nothing but Python.
 """
 
 import argparse
@@ -24,17 +24,18 @@ from convergence import ROOT, SYNCHRONOUS, Bench, Failed, mean, print_table, say
 LOCAL = ["--local-steps", "--no-fit-my-link"]
 SPARSE = [*LOCAL, *SYNCHRONOUS, "--agreed-compression", "sparse2"]
 OF_SENDERS = ["--aggregation", "mean-of-senders"]
+BLOCK4 = ["--agreed-compression", "block4"]
+OUTER_OF_30 = [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.4"]
+OUTER_OF_100 = [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.6"]
 CASES = {  # local steps of an epoch, and flags
     "gradients in every step": (1, SYNCHRONOUS),
-    "gradients in every step, block4": (1, [*SYNCHRONOUS, "--agreed-compression", "block4", "--full-state-every", "20"]),
+    "gradients in every step, block4": (1, [*SYNCHRONOUS, *BLOCK4, "--full-state-every", "20"]),
     "H = 30": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5"]),
-    "H = 30, rate 0.8, momentum 0.4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.4"]),
-    "H = 30, block4, rate 0.8, momentum 0.4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.4",
-                                                    "--agreed-compression", "block4"]),
+    "H = 30, rate 0.8, momentum 0.4": (30, OUTER_OF_30),
+    "H = 30, block4, rate 0.8, momentum 0.4": (30, [*OUTER_OF_30, *BLOCK4]),
     "H = 30, in the background": (30, [*LOCAL, "--outer-momentum", "0.5"]),
-    "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", "--agreed-compression", "block4"]),
-    "H = 30, 3 fragments, block4": (10, [*LOCAL, *SYNCHRONOUS, "--fragments", "3", "--outer-momentum", "0.5",
-                                         "--agreed-compression", "block4"]),
+    "H = 30, block4": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0.5", *BLOCK4]),
+    "H = 30, 3 fragments, block4": (10, [*LOCAL, *SYNCHRONOUS, "--fragments", "3", "--outer-momentum", "0.5", *BLOCK4]),
     "H = 30, float16, no momentum": (30, [*LOCAL, *SYNCHRONOUS, "--outer-momentum", "0", "--fp16", "--outer-lr", "1"]),
     "H = 30, sparse2, mean": (30, [*SPARSE, "--aggregation", "mean", "--outer-lr", "1"]),
     "H = 30, sparse2, mean of senders": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1"]),
@@ -42,9 +43,8 @@ CASES = {  # local steps of an epoch, and flags
     "H = 30, sparse2, mean of senders, clipped": (30, [*SPARSE, *OF_SENDERS, "--outer-lr", "1", "--clip-factor", "1"]),
     "H = 30, momentum 0.9": (30, [*LOCAL, *SYNCHRONOUS]),
     "H = 100": (100, [*LOCAL, *SYNCHRONOUS]),
-    "H = 100, rate 0.8, momentum 0.6": (100, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.6"]),
-    "H = 100, block4, rate 0.8, momentum 0.6": (100, [*LOCAL, *SYNCHRONOUS, "--outer-lr", "0.8", "--outer-momentum", "0.6",
-                                                      "--agreed-compression", "block4"]),
+    "H = 100, rate 0.8, momentum 0.6": (100, OUTER_OF_100),
+    "H = 100, block4, rate 0.8, momentum 0.6": (100, [*OUTER_OF_100, *BLOCK4]),
     "H = 30, parameters averaged": (30, ["--use-local-updates", *SYNCHRONOUS]),
 }
 

@@ -14,7 +14,7 @@ import math
 import sys
 from pathlib import Path
 
-from loss_curves import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, ticks
+from loss_curves import BOTTOM, COLOURS, HEIGHT, LEFT, RIGHT, TOP, WIDTH, frame, level, ticks, value_below
 
 TITLE = "Loss beside one process, against the bytes that a peer sends for a step"
 LINE, LETTER, POINT = 15, 7, 5  # of text, and a point's radius
@@ -50,18 +50,13 @@ def chart(points):
         return (LEFT + (WIDTH - LEFT - RIGHT) * (logarithm - first) / (last - first),
                 TOP + (HEIGHT - TOP - BOTTOM) * (high - percent) / (high - low))
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-           f'<text x="{LEFT}" y="26" font-size="16">{html.escape(TITLE)}</text>']
+    out = frame(TITLE)
     for percent in ticks(low, high):
-        _, y = at(first, percent)
-        dashes = ' stroke-dasharray="6 4"' if percent == 0 else ""
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"{dashes}/>'
-                   f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{percent:+g} %</text>')
+        out.append(level(at(first, percent)[1], f"{percent:+g} %", ' stroke-dasharray="6 4"' if percent == 0 else ""))
     for logarithm in range(first, last + 1):
         x, _ = at(logarithm, low)
         out.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" stroke="#dddddd"/>'
-                   f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{size(10**logarithm)}</text>')
+                   + value_below(x, size(10**logarithm)))
     places = {name: at(math.log10(one["bytes_per_step"]), 100 * one["more"]) for name, one in points.items()}
     taken = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in places.values()]
     for number, (name, (x, y)) in enumerate(places.items()):

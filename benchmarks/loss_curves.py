@@ -120,6 +120,24 @@ def ticks(low, high, count=6):
     return [round(step * (first + n), 6) for n in range(int((high - first * step) / step + 1e-9) + 1)]
 
 
+def frame(title):
+    """What a chart begins with."""
+    return [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+            f'<text x="{LEFT}" y="26" font-size="16">{html.escape(title)}</text>']
+
+
+def level(place, text, dashes=""):
+    """A line across the chart, with its value on the left."""
+    return (f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}" stroke="#dddddd"{dashes}/>'
+            f'<text x="{LEFT - 8}" y="{place + 4:.1f}" text-anchor="end">{text}</text>')
+
+
+def value_below(place, text):
+    """A value of the axis below the chart."""
+    return f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{text}</text>'
+
+
 def chart(title, curves):
     """An SVG of curves: name to points."""
     xs = [x for points in curves.values() for x, _ in points]
@@ -131,16 +149,9 @@ def chart(title, curves):
     def at(x, y):
         return (LEFT + (WIDTH - LEFT - RIGHT) * x / last, TOP + (HEIGHT - TOP - BOTTOM) * (high - y) / (high - low))
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="13">',
-           f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-           f'<text x="{LEFT}" y="26" font-size="16">{html.escape(title)}</text>']
-    for y in ticks(low, high):
-        _, place = at(0, y)
-        out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{place:.1f}" y2="{place:.1f}" stroke="#dddddd"/>'
-                   f'<text x="{LEFT - 8}" y="{place + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in ticks(0, last):
-        place, _ = at(x, low)
-        out.append(f'<text x="{place:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{x:g}</text>')
+    out = frame(title)
+    out += [level(at(0, y)[1], f"{y:g}") for y in ticks(low, high)]
+    out += [value_below(at(x, low)[0], f"{x:g}") for x in ticks(0, last)]
     out.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}" text-anchor="middle">epochs (optimizer steps)</text>')
     for number, (name, points) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]

@@ -297,11 +297,7 @@ class SimulatedSwarm final : public TrainSwarm {
 
   static Task<void> train(SimulatedSwarm& self, std::shared_ptr<Trainer> me) {
     me->joined_at = self.epoch();
-    for (;;) {  // as cohive-train does, which asks others that it is told of, or the same ones once they have room
-      const auto started = co_await me->dht->start(self.initial_peers(me->dht.get()));
-      if (started) break;
-      co_await self.runtime_.sleep_for(kStartAgain);
-    }
+    while (!co_await me->dht->start(self.initial_peers(me->dht.get()))) co_await self.runtime_.sleep_for(kStartAgain);
     me->standing = true;
     me->run->start();
     // One that sees no other trainer yet has nothing to catch up with, and learns so at once.

@@ -14,7 +14,7 @@ namespace {
 constexpr double kFirstSteps = 500;                    // of a trainer alone, before anything was measured
 constexpr double kLeastSteps = 30;                     // that a round has by its own wish
 constexpr double kStepsOfMomentum = 80;                // the same with much momentum, which multiplies steps
-constexpr double kMostSteps = 500;                     // the same, at most
+constexpr double kMostSteps = 500;                     // that a round has by its own wish at most
 constexpr double kFewestBorne = 2, kMostBorne = 8000;  // of each trainer in an epoch, whatever others wish
 constexpr double kSearches = 3;                        // that a round lasts as long as, at least
 constexpr double kGrace = 0.25;                        // of a round, for a member that is late

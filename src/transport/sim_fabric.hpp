@@ -53,7 +53,7 @@ struct Pipe {
   /// Arms the timer for the next arrival, unless the link is blocked; healing calls again.
   void schedule();
   void arrive();
-  /// What has come to the receiver's line passes it in the order of coming, a chunk of each connection at a time.
+  /// Lets a chunk pass the receiver's line, where chunks wait in the order of coming, one of each connection at a time.
   /// Returns whether it has passed by now.
   bool passes_line(Chunk& chunk);
   void discard();
@@ -66,7 +66,8 @@ struct Pipe {
   std::size_t in_flight = 0;                       // sent and not yet read
   std::size_t under_way = 0;                       // sent and not yet arrived
   TimePoint free_at{}, last_arrival{};
-  // Of the last bytes, with the queues of lines, without that of their own connection.
+  // How long the last bytes took to the receiver's line, and on it: with the queues of lines, without that of their own
+  // connection.
   Duration path_delay{}, line_delay{};
   bool end_sent = false;     // by the writer, or a reset
   bool was_reset = false;    // the reset has arrived: the reader reads what came before, and writes no more

@@ -84,6 +84,8 @@ TEST(LinkFit, ANewcomerTakesOverWhatTheRunHasAgreedOn) {
   EXPECT_EQ(newcomer.samples_of_round(), swarm.trainers[0]->samples_of_round());
 }
 
+/// While both wait for the exchange, one of them may make nearly all steps of a round, and the other one of the next.
+/// They agree on rounds all the same.
 TEST(LinkFit, WhatAnExchangeCannotHideBehindIsTold) {
   FittedSwarm swarm(5 * kParameters);
   for (int i = 0; i < 2; ++i) swarm.add({1, 0.25}, 20ms);
@@ -92,13 +94,6 @@ TEST(LinkFit, WhatAnExchangeCannotHideBehindIsTold) {
   EXPECT_NE(line.find("so that trainers wait"), std::string::npos) << line;
   EXPECT_NE(line.find("this link carries"), std::string::npos) << line;
   EXPECT_NE(line.find("500 local steps at most"), std::string::npos) << line;
-}
-
-/// While both wait for the exchange, one of them may make nearly all steps of a round, and the other one of the next.
-TEST(LinkFit, TrainersThatWaitForTheExchangeAgreeAllTheSame) {
-  FittedSwarm swarm(5 * kParameters);
-  for (int i = 0; i < 2; ++i) swarm.add({1, 0.25}, 20ms);
-  swarm.net.pass(30min);
   for (const auto& trainer : swarm.trainers) {
     EXPECT_EQ(trainer->samples_of_round(), swarm.trainers.front()->samples_of_round());
     EXPECT_NEAR(steps_of_round(*trainer, 2), 500, 10) << "as much as there may be";

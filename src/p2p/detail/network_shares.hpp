@@ -34,14 +34,14 @@ class NetworkShares {
     Share(NetworkShares& owner, std::string network) : network_(std::move(network)) {
       if (network_.empty()) return;
       owner_ = &owner;
-      owner_->note(owner_->counts_[network_]++, true);
+      owner_->grown(owner_->counts_[network_]++);
     }
     Share(Share&& other) noexcept : owner_(std::exchange(other.owner_, nullptr)), network_(std::move(other.network_)) {}
     Share& operator=(Share&&) = delete;
     ~Share() {
       if (!owner_) return;
       const auto found = owner_->counts_.find(network_);
-      owner_->note(--found->second, false);
+      owner_->shrunk(--found->second);
       if (found->second == 0) owner_->counts_.erase(found);
     }
 
@@ -63,11 +63,14 @@ class NetworkShares {
   std::size_t highest() const noexcept { return sizes_.size(); }
 
  private:
-  /// A network has one unit more than `less`, or has come down to that.
-  void note(std::size_t less, bool taken) {
-    if (taken && sizes_.size() == less) sizes_.push_back(0);
-    sizes_[less] += taken ? 1 : -1;
-    if (sizes_.back() == 0) sizes_.pop_back();
+  /// A network that had so much has one unit more.
+  void grown(std::size_t from) {
+    if (sizes_.size() == from) sizes_.push_back(0);
+    ++sizes_[from];
+  }
+  /// A network has one unit less, and so much now.
+  void shrunk(std::size_t to) {
+    if (--sizes_[to] == 0) sizes_.pop_back();
   }
 
   NetworkCounts counts_;

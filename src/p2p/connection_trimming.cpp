@@ -134,18 +134,30 @@ Task<void> ConnectionTable::trim(ConnectionTable& table) {
   table.trimming_ = false;
 }
 
-/// Down to the low water mark, if so many are idle, old enough and not protected.
+/// Down to the low water mark, if so many are idle, old enough and not protected. Those of valued peers stay unless
+/// they alone are more: newcomers have their time, and would else take the place of all that is known of the swarm.
 void ConnectionTable::trim_once() {
   const TimePoint limit = self_.runtime.now() - self_.options.trim_grace;
-  std::vector<ConnectionEntryPtr> idle;
+  std::vector<ConnectionEntryPtr> idle, valued;
+  std::size_t of_valued = 0;
   for (const auto& [id, peer] : peers_) {
-    if (is_protected(id)) continue;
-    for (const auto& entry : peer.connections)
-      if (entry->kind != ConnectionKind::bundle && entry->opened <= limit && !entry->in_use()) idle.push_back(entry);
+    if (protected_->contains(id)) continue;
+    const bool is_valued = is_protected(id);
+    for (const auto& entry : peer.connections) {
+      if (entry->kind == ConnectionKind::bundle) continue;
+      of_valued += is_valued;
+      if (entry->opened <= limit && !entry->in_use()) (is_valued ? valued : idle).push_back(entry);
+    }
   }
-  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->last_used() < b->last_used(); });
-  for (const auto& entry : idle) {
-    if (size_ <= self_.options.low_water) return;
+  const auto too_many = [low = self_.options.low_water](std::size_t count) { return count - std::min(count, low); };
+  close_longest_unused(std::move(idle), too_many(size_));
+  close_longest_unused(std::move(valued), too_many(of_valued));
+}
+
+void ConnectionTable::close_longest_unused(std::vector<ConnectionEntryPtr> entries, std::size_t count) {
+  std::ranges::sort(entries, {}, [](const auto& entry) { return entry->last_used(); });
+  if (entries.size() > count) entries.resize(count);
+  for (const auto& entry : entries) {
     self_.metrics.closed_trimmed.increment();
     close_gracefully(entry, Error(cohive::Errc::closed, entry->connection->peer(), "trimmed"),
                      self_.runtime.after(kFarewell));

@@ -120,6 +120,20 @@ TEST_F(Trimming, PeersOfTheRoutingTableStay) {
   for (Host* router : routers) EXPECT_TRUE(hub.connected(router->id()));
 }
 
+TEST_F(Trimming, WhereAllAreOfTheRoutingTableTheLongestUnusedGo) {
+  std::vector<Host*> routers;
+  for (int i = 0; i < 12; ++i) {
+    routers.push_back(&swarm.add_host());
+    ASSERT_TRUE(swarm.run(routers.back()->connect(address_of(hub), swarm.after(5s))));
+    if (i > 0) ASSERT_TRUE(swarm.run(routers.back()->connect(address_of(*routers[i - 1]), swarm.after(5s))));
+    swarm.pass(1s);
+  }
+  const auto protection = hub.protect(routers[0]->id());
+  swarm.pass(90s);
+  EXPECT_LE(present(), 10u);
+  EXPECT_TRUE(hub.connected(routers[0]->id())) << "it is protected";
+}
+
 TEST_F(Trimming, AProtectionMayOutliveItsHost) {
   const auto protection = hub.protect(come().id());
   swarm.remove_host(0);

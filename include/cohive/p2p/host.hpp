@@ -42,7 +42,7 @@ struct HostOptions {
   /// inbound ones pending and the dials shrink together where the machine allows fewer connections.
   std::size_t max_connections = 1024;
   /// Above the high one, idle connections are closed down to the low one: the longest unused first, none that is
-  /// younger than the grace, and none of protected peers or of the routing table's.
+  /// younger than the grace or of a protected peer. Those of the routing table's peers stay unless they are more alone.
   std::size_t high_water = 512,           ///< connections above which trimming begins
       low_water = 384;                    ///< connections at which it ends
   Duration trim_grace = 2min;             ///< age below which trimming leaves a connection alone

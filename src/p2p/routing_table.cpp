@@ -45,16 +45,21 @@ std::vector<PeerId> RoutingTable::nearest(const Key& key, std::size_t count,
   return result;
 }
 
+bool RoutingTable::is_full(std::size_t bucket) const {
+  const auto found = buckets_.find(bucket);
+  return found != buckets_.end() && found->second.size() >= kBucketSize;
+}
+
 void RoutingTable::remove(const PeerId& peer) {
   const auto found = entries_.find(peer);
   if (found == entries_.end()) return;
-  --bucket_sizes_[bucket_of(found->second.key)];
+  std::erase(buckets_[bucket_of(found->second.key)], peer);
   entries_.erase(found);
 }
 
 bool RoutingTable::would_take(const PeerId& peer) const {
   const std::size_t bucket = bucket_of(key_of(peer));
-  return !is_full(bucket) || replaceable(bucket, {});
+  return !is_full(bucket) || replaceable_in(bucket, {});
 }
 
 void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block) {
@@ -63,11 +68,11 @@ void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block
   const std::size_t bucket = bucket_of(key);
   if (block && !evict(bucket, *block)) return;
   if (is_full(bucket)) {
-    const auto gone = replaceable(bucket, {});
+    const auto gone = replaceable_in(bucket, {});
     if (!gone) return;
     remove(*gone);
   }
-  ++bucket_sizes_[bucket];
+  buckets_[bucket].push_back(peer);
   entries_.emplace(peer, Entry{key, block});
 }
 
@@ -82,18 +87,24 @@ bool RoutingTable::evict(std::size_t bucket, std::uint64_t block) {
   const auto reached = [](std::size_t count, std::size_t limit) { return limit > 0 && count >= limit; };
   const bool bucket_reached = reached(in_bucket, limits_.in_bucket);
   if (!bucket_reached && !reached(in_table, limits_.in_table)) return true;
-  const auto gone = replaceable(bucket_reached ? std::optional(bucket) : std::nullopt, block);
+  const auto gone = bucket_reached ? replaceable_in(bucket, block) : replaceable_of(block);
   if (gone) remove(*gone);
   return gone.has_value();
 }
 
-/// Of a bucket or the whole table, and of a block or all: a peer that is not worth its place.
-std::optional<PeerId> RoutingTable::replaceable(std::optional<std::size_t> bucket,
-                                                std::optional<std::uint64_t> block) const {
-  for (const auto& [peer, entry] : entries_) {
-    if ((bucket && bucket_of(entry.key) != *bucket) || (block && entry.block != block)) continue;
-    if (!useful_(peer)) return peer;
-  }
+/// Of a bucket, and of a block or all: a peer that is not worth its place, the oldest one.
+std::optional<PeerId> RoutingTable::replaceable_in(std::size_t bucket, std::optional<std::uint64_t> block) const {
+  const auto found = buckets_.find(bucket);
+  if (found == buckets_.end()) return std::nullopt;
+  for (const PeerId& peer : found->second)
+    if ((!block || entries_.at(peer).block == block) && !useful_(peer)) return peer;
+  return std::nullopt;
+}
+
+/// Of a block, in the whole table: a peer that is not worth its place.
+std::optional<PeerId> RoutingTable::replaceable_of(std::uint64_t block) const {
+  for (const auto& [peer, entry] : entries_)
+    if (entry.block == block && !useful_(peer)) return peer;
   return std::nullopt;
 }
 

@@ -1,7 +1,6 @@
 // The peers that serve peer routing, by their distance from us. Source: docs/wire/libp2p.md, section 9.
 #pragma once
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <unordered_map>
@@ -45,8 +44,9 @@ class RoutingTable {
     std::optional<std::uint64_t> block;
   };
   std::size_t bucket_of(const Key& key) const;
-  bool is_full(std::size_t bucket) const { return bucket_sizes_[bucket] >= kBucketSize; }
-  std::optional<PeerId> replaceable(std::optional<std::size_t> bucket, std::optional<std::uint64_t> block) const;
+  bool is_full(std::size_t bucket) const;
+  std::optional<PeerId> replaceable_in(std::size_t bucket, std::optional<std::uint64_t> block) const;
+  std::optional<PeerId> replaceable_of(std::uint64_t block) const;
   bool evict(std::size_t bucket, std::uint64_t block);
 
   PeerId self_;
@@ -54,7 +54,7 @@ class RoutingTable {
   BlockLimits limits_;
   Useful useful_;
   std::unordered_map<PeerId, Entry> entries_;
-  std::array<std::uint8_t, 257> bucket_sizes_{};
+  std::unordered_map<std::size_t, std::vector<PeerId>> buckets_;  // no more than kBucketSize peers in each
 };
 
 }  // namespace cohive::p2p

@@ -132,64 +132,61 @@ std::vector<TaskInfo> Runtime::tasks() const {
 
 // Timers: a binary heap ordered by time, then by the order of arming.
 
-bool Runtime::earlier(const Timer& a, const Timer& b) noexcept {
-  return a.at_ != b.at_ ? a.at_ < b.at_ : a.order_ < b.order_;
+bool Runtime::earlier(const ArmedTimer& a, const ArmedTimer& b) noexcept {
+  return a.at != b.at ? a.at < b.at : a.order < b.order;
 }
 
-void Runtime::place(std::size_t position, Timer* timer) noexcept {
-  timers_[position] = timer;
-  timer->position_ = position;
+void Runtime::place(std::size_t position, const ArmedTimer& armed) noexcept {
+  timers_[position] = armed;
+  armed.timer->position_ = position;
 }
 
-void Runtime::sift_up(std::size_t position) noexcept {
-  Timer* timer = timers_[position];
+void Runtime::sift_up(std::size_t position, ArmedTimer armed) noexcept {
   while (position > 0) {
-    const std::size_t parent = (position - 1) / 2;
-    if (!earlier(*timer, *timers_[parent])) break;
+    const std::size_t parent = (position - 1) / kTimerChildren;
+    if (!earlier(armed, timers_[parent])) break;
     place(position, timers_[parent]);
     position = parent;
   }
-  place(position, timer);
+  place(position, armed);
 }
 
-void Runtime::sift_down(std::size_t position) noexcept {
-  Timer* timer = timers_[position];
+void Runtime::sift_down(std::size_t position, ArmedTimer armed) noexcept {
   for (;;) {
-    std::size_t child = 2 * position + 1;
-    if (child >= timers_.size()) break;
-    if (child + 1 < timers_.size() && earlier(*timers_[child + 1], *timers_[child])) ++child;
-    if (!earlier(*timers_[child], *timer)) break;
+    const std::size_t first = kTimerChildren * position + 1;
+    if (first >= timers_.size()) break;
+    const std::size_t end = std::min(first + kTimerChildren, timers_.size());
+    std::size_t child = first;
+    for (std::size_t other = first + 1; other < end; ++other)
+      if (earlier(timers_[other], timers_[child])) child = other;
+    if (!earlier(timers_[child], armed)) break;
     place(position, timers_[child]);
     position = child;
   }
-  place(position, timer);
+  place(position, armed);
 }
 
 void Runtime::arm_timer(Timer& timer, TimePoint at) {
   disarm_timer(timer);
-  timer.at_ = at;
-  timer.order_ = timer_order_++;
-  timers_.push_back(&timer);
-  timer.position_ = timers_.size() - 1;
-  sift_up(timer.position_);
-  if (timers_.front() == &timer) on_timers_changed();
+  const ArmedTimer armed{at, timer_order_++, &timer};
+  timers_.push_back(armed);
+  sift_up(timers_.size() - 1, armed);
+  if (timer.position_ == 0) on_timers_changed();
 }
 
 void Runtime::disarm_timer(Timer& timer) noexcept {
   if (timer.position_ == Timer::kUnarmed) return;
-  const std::size_t position = timer.position_;
-  timer.position_ = Timer::kUnarmed;
-  Timer* last = timers_.back();
+  const std::size_t position = std::exchange(timer.position_, Timer::kUnarmed);
+  const ArmedTimer last = timers_.back();
   timers_.pop_back();
-  if (last == &timer) return;
-  place(position, last);
-  sift_up(position);
-  sift_down(last->position_);
+  if (last.timer == &timer) return;
+  const bool rises = position > 0 && earlier(last, timers_[(position - 1) / kTimerChildren]);
+  rises ? sift_up(position, last) : sift_down(position, last);
 }
 
 void Runtime::fire_timers(TimePoint now) {
-  while (!timers_.empty() && timers_.front()->at_ <= now) {
-    Timer* timer = timers_.front();
+  while (!timers_.empty() && timers_.front().at <= now) {
+    Timer* timer = timers_.front().timer;
     disarm_timer(*timer);
     timer->fire_(timer->argument_);
   }

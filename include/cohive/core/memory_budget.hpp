@@ -9,9 +9,9 @@
 
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 
 #include "cohive/core/network_of.hpp"
@@ -34,13 +34,13 @@ class MemoryBudget {
  private:
   struct Network {
     std::size_t bytes = 0;
-    std::map<PeerId, std::size_t> peers;
+    std::unordered_map<PeerId, std::size_t> peers;
   };
   struct State {
     explicit State(std::size_t most) : total(most) {}
     const std::size_t total;
     std::size_t held = 0, highest = 0, refused = 0, cut_off = 0;
-    std::map<std::string, Network> networks;
+    std::unordered_map<std::string, Network> networks;
     std::function<void(const PeerId&)> cut;
   };
 

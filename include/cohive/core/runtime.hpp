@@ -102,9 +102,7 @@ class Timer {
   Runtime* runtime_;
   Callback fire_;
   void* argument_;
-  TimePoint at_{};
-  std::uint64_t order_ = 0;  // ties fire in the order they were armed
-  std::size_t position_ = kUnarmed;
+  std::size_t position_ = kUnarmed;  // in Runtime::timers_
 };
 
 /// A Waiter that also gives up at a deadline. Awaiting it yields true when woken, false when the deadline passed.
@@ -261,7 +259,7 @@ class Runtime {
   /// Tells whether a timer is armed.
   bool has_timers() const noexcept { return !timers_.empty(); }
   /// Returns when the next timer fires; there must be one.
-  TimePoint next_timer() const { return timers_.front()->at_; }
+  TimePoint next_timer() const { return timers_.front().at; }
   /// Drops all background tasks; the destructor of a derived class calls it first.
   void shut_down() noexcept;
 
@@ -292,10 +290,16 @@ class Runtime {
   void make_ready(Waiter& waiter) noexcept;
   void arm_timer(Timer& timer, TimePoint at);
   void disarm_timer(Timer& timer) noexcept;
-  void sift_up(std::size_t position) noexcept;
-  void sift_down(std::size_t position) noexcept;
-  void place(std::size_t position, Timer* timer) noexcept;
-  static bool earlier(const Timer& a, const Timer& b) noexcept;
+  struct ArmedTimer {  // holds what is compared, since the timers lie all over the memory
+    TimePoint at{};
+    std::uint64_t order = 0;  // ties fire in the order they were armed
+    Timer* timer = nullptr;
+  };
+  static constexpr std::size_t kTimerChildren = 4;  // of each in the heap
+  void sift_up(std::size_t position, ArmedTimer armed) noexcept;
+  void sift_down(std::size_t position, ArmedTimer armed) noexcept;
+  void place(std::size_t position, const ArmedTimer& armed) noexcept;
+  static bool earlier(const ArmedTimer& a, const ArmedTimer& b) noexcept;
   void spawn_background(Task<void> task);
   void run_root(Task<void> task, const bool& done);
   void drop_doomed() noexcept;
@@ -303,7 +307,7 @@ class Runtime {
   std::mt19937_64 random_;
   std::unique_ptr<Metrics> metrics_;
   IntrusiveList<Waiter> ready_;
-  std::vector<Timer*> timers_;  // a binary heap with positions kept in the timers
+  std::vector<ArmedTimer> timers_;  // a heap with positions kept in the timers
   std::uint64_t timer_order_ = 0;
   TaskRoot* current_ = nullptr;
   IntrusiveList<TaskHook> doomed_;  // cancelled while running: dropped at their next suspension

@@ -184,7 +184,7 @@ int main(int argc, char** argv) {
       "  cohive-bench dht-sim --nodes 1000 --minutes 5\n"
       "  cohive-bench optimizer --only adam accumulate\n");
   return tools::run_program(argc, argv, app, [&] {
-    tools::let_signals_end_program();
+    if (!*train_sim) tools::let_signals_end_program();  // a long one tells what it has seen until then
     log::configure(log_options);
     if (*transport) std::cout << bench::transport(settings).dump() << std::endl;
     if (*dht) std::cout << bench::dht(settings).dump() << std::endl;

@@ -26,7 +26,7 @@ constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kStartAgain = 1s;           // after which a trainer whom nobody answered asks again
-constexpr Duration kShortGrace = 10s;          // of connections, where hosts shall have few
+constexpr Duration kShortGrace = 5s;           // of connections, where hosts shall have few
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 /// Returns the larger one. What is no number is worse than all that are, where std::max would drop it.
@@ -88,11 +88,12 @@ class SimulatedSwarm final : public TrainSwarm {
     tasks_.spawn(arrive(*this), "arrivals");
     tasks_.spawn(replace(*this), "replacements");
     tasks_.spawn(put_to_sleep(*this), "sleep");
-    for (double second = 0; second < to_seconds(scenario_.duration); ++second) {
+    for (double second = 0; second < to_seconds(scenario_.duration) && !stopped_; ++second) {
       is_second_half_ = second > to_seconds(scenario_.duration) / 2;
       runtime_.run_for(1s);
+      simulated_ = second + 1;
       const std::uint64_t latest = epoch();
-      if (latest > std::exchange(report_.epochs, latest)) entered_ = second + 1;
+      if (latest > std::exchange(report_.epochs, latest)) entered_ = simulated_;
       if (second > 2 * to_seconds(scenario_.arrival)) compare_samples(latest);
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
@@ -117,6 +118,7 @@ class SimulatedSwarm final : public TrainSwarm {
   void add(std::size_t newcomers) override {
     for (std::size_t i = 0; i < newcomers; ++i) begin_newcomer(trainers_.emplace_back());
   }
+  void stop() override { stopped_ = true; }
   void split(bool apart) override {
     if (!apart) return fabric_.heal();
     std::set<std::string> sides[2];
@@ -272,7 +274,7 @@ class SimulatedSwarm final : public TrainSwarm {
       lived_ += to_seconds(runtime_.now() - trainer.began);
     }
     const auto bytes = static_cast<double>(trainer.run->progress().shard_bytes);
-    report_.shard_bytes += bytes / static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
+    shard_bytes_ += bytes;
     if (trainer.began != TimePoint{})
       report_.shard_bytes_busiest =
           std::max(report_.shard_bytes_busiest, bytes / std::max(60.0, to_seconds(runtime_.now() - trainer.began)));
@@ -347,7 +349,7 @@ class SimulatedSwarm final : public TrainSwarm {
   double epochs_per_hour() const {
     if (report_.epochs == 0) return 0;
     const auto epochs = static_cast<double>(report_.epochs);
-    return epochs / std::max(entered_, to_seconds(scenario_.duration) - entered_ / epochs) * 3600;
+    return epochs / std::max(entered_, simulated_ - entered_ / epochs) * 3600;
   }
 
   /// What trainers take the samples of the epoch for, beside those that there are; both end at the target.
@@ -377,7 +379,7 @@ class SimulatedSwarm final : public TrainSwarm {
   }
 
   void report_progress() {
-    const double peer_seconds = static_cast<double>(scenario_.trainers) * to_seconds(scenario_.duration);
+    const double peer_seconds = static_cast<double>(scenario_.trainers) * simulated_;
     report_.dht_bytes = (bytes_of("rpc_find") + bytes_of("rpc_store") + bytes_of("rpc_ping")) / peer_seconds;
     if (samples_errors_.empty()) return;
     const auto rank = static_cast<std::ptrdiff_t>(static_cast<double>(samples_errors_.size()) * 0.95);
@@ -408,8 +410,8 @@ class SimulatedSwarm final : public TrainSwarm {
       if (trainer->run && trainer->rounds > 0)
         groups.push_back(static_cast<double>(trainer->members) / static_cast<double>(trainer->rounds));
     if (!groups.empty()) report_.least_group = std::ranges::min(groups);
-    report_.bytes_per_peer_second = static_cast<double>(fabric_.bytes_carried()) /
-                                    static_cast<double>(scenario_.trainers) / to_seconds(scenario_.duration);
+    report_.bytes_per_peer_second =
+        static_cast<double>(fabric_.bytes_carried()) / static_cast<double>(scenario_.trainers) / simulated_;
     std::vector<std::span<float>> last;
     for (const auto& trainer : trainers_)
       if (trainer->run && trainer->run->epoch() == report_.epochs) last.push_back(trainer->replica->parameter(0));
@@ -425,6 +427,8 @@ class SimulatedSwarm final : public TrainSwarm {
     end_all();
     const p2p::HostMetrics metrics(runtime_.metrics());
     for (const auto& reason : metrics.offences) report_.offences += reason.value();
+    report_.seconds = simulated_;
+    report_.shard_bytes = shard_bytes_ / static_cast<double>(scenario_.trainers) / simulated_;
     report_.waiting = lived_ > 0 ? waited_ / lived_ : 0;
     for (const MemoryBudget& budget : budgets_) {
       report_.most_held = std::max(report_.most_held, budget.highest());
@@ -535,9 +539,12 @@ class SimulatedSwarm final : public TrainSwarm {
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
+  double shard_bytes_ = 0;  // that trainers have sent which are no more, or are judged
   std::vector<double> samples_errors_;
   bool is_second_half_ = false;
-  double entered_ = 0;  // the epoch in progress, in seconds from the beginning
+  bool stopped_ = false;
+  double simulated_ = 0;  // seconds of virtual time
+  double entered_ = 0;    // the epoch in progress, in seconds from the beginning
   TrainScenarioReport report_;
   TaskGroup tasks_;
 };

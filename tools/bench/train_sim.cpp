@@ -5,6 +5,7 @@
 #include "bench/bench.hpp"
 #include "cohive/core/log.hpp"
 #include "cohive/testing/train_scenario.hpp"
+#include "common/signals.hpp"
 
 namespace cohive::bench {
 namespace {
@@ -28,8 +29,9 @@ void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
   };
 }
 
-/// Tells how far the run is, and what it took.
-void print_progress(sim::TrainSwarm& swarm, double second) {
+/// Tells how far the run is, and what it took. Ends it where a signal asks for that.
+void look_after(sim::TrainSwarm& swarm, double second) {
+  if (tools::stop_signal() != 0) swarm.stop();
   if (swarm.size() < kManyTrainers || (static_cast<int>(second) + 1) % kSecondsOfProgress != 0) return;
   std::cerr << log::format("{:>8} trainers, {:.0f} s simulated, {:.0f} s of a processor\n", swarm.size(), second + 1,
                            processor_seconds());
@@ -51,7 +53,7 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.duration = from_seconds(settings.minutes * 60);
     scenario.connections = settings.connections;
     scenario.arrival = from_seconds(settings.arrival_seconds);
-    scenario.each_second = print_progress;
+    scenario.each_second = look_after;
     if (settings.local_steps > 0) use_local_steps(scenario, settings);
     scenario.tune = [&settings, tune = std::move(scenario.tune)](train::RunOptions& options) {
       options.tracker_options.sharded_above = settings.sharded_above;
@@ -70,7 +72,7 @@ nlohmann::json train_sim(const Settings& settings) {
           "{:>8} {:.3f} % of what they have moved apart, loss {:.5f} after a round, {:.5f} in one group\n", "",
           100 * report.apart, report.loss_after_round, report.loss_of_one_group);
     rows.push_back({{"trainers", trainers},
-                    {"minutes", settings.minutes},
+                    {"minutes", report.seconds / 60},
                     {"epochs", report.epochs},
                     {"epochs_per_hour", report.epochs_per_hour},
                     {"epochs_alone", report.epochs_alone},
@@ -94,6 +96,7 @@ nlohmann::json train_sim(const Settings& settings) {
                     {"loss_after_round", report.loss_after_round},
                     {"loss_of_one_group", report.loss_of_one_group},
                     {"real_seconds", report.real_seconds}});
+    if (tools::stop_signal() != 0) break;
   }
   return {{"benchmark", "train-sim"},
           {"replaced_per_minute", settings.replaced_per_minute},

@@ -82,6 +82,7 @@ struct TrainScenarioReport {
   std::size_t most_held = 0;     ///< bytes that peers have filled of one host, at the worst moment (MemoryBudget)
   std::size_t over_budget =
       0;                    ///< hosts of which they have filled more than its budget, or that ended with some charged
+  double seconds = 0;       ///< of virtual time that there were
   double real_seconds = 0;  ///< that the simulation took
 };
 
@@ -93,6 +94,8 @@ class TrainSwarm {
   virtual std::size_t size() const = 0;
   /// Adds trainers, all at once.
   virtual void add(std::size_t newcomers) = 0;
+  /// Ends the run with this second of virtual time. The report is of what there was until then.
+  virtual void stop() = 0;
   /// Cuts the trainers in two halves, or joins them again.
   virtual void split(bool apart) = 0;
   /// Joins the swarm with a peer that does not train. It stays as long as the swarm.

@@ -134,6 +134,8 @@ int main(int argc, char** argv) {
       ->add_option("--connections", settings.connections,
                    "that each trainer keeps, about; fewer take less memory (default 0: as many as hosts keep)")
       ->transform(tools::whole(0, 1024));
+  train_sim->add_flag("--plaintext", settings.plaintext,
+                      "connections are not encrypted: a third less time, and less memory");
   train_sim
       ->add_option("--sharded-above", settings.sharded_above,
                    "trainers from which on progress is told in shards; 0: never (default 128)")

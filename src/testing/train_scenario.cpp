@@ -147,6 +147,7 @@ class SimulatedSwarm final : public TrainSwarm {
     p2p::HostOptions host_options;
     host_options.listen = {Multiaddr::from_text("/ip4/0.0.0.0/tcp/4001").value()};
     host_options.transport.keepalive_interval = kTrainerKeepalive;
+    host_options.transport.plaintext = scenario_.plaintext;
     host_options.memory_budget = scenario_.memory_budget;
     if (scenario_.connections > 0) {
       host_options.high_water = scenario_.connections;

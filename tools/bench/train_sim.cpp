@@ -52,6 +52,7 @@ nlohmann::json train_sim(const Settings& settings) {
     scenario.replaced_per_minute = settings.replaced_per_minute;
     scenario.duration = from_seconds(settings.minutes * 60);
     scenario.connections = settings.connections;
+    scenario.plaintext = settings.plaintext;
     scenario.arrival = from_seconds(settings.arrival_seconds);
     scenario.each_second = look_after;
     if (settings.local_steps > 0) use_local_steps(scenario, settings);

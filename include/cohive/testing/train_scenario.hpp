@@ -41,6 +41,7 @@ struct TrainScenario {
   double noise = 0.1;                ///< of the data
   std::size_t memory_budget = 0;     ///< of each host, HostOptions::memory_budget
   std::size_t connections = 0;       ///< of each host, HostOptions::high_water, trimmed early; 0: as hosts have it
+  bool plaintext = false;            ///< connections are neither encrypted nor authenticated: less time and memory
   DhtOptions dht;                    ///< of each node
   std::function<void(train::RunOptions&)> tune = nullptr;  ///< matchmaking_time is 5 s before
   /// Called at every second of virtual time, to do mischief.

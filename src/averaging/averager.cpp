@@ -471,8 +471,8 @@ RoundLimits Averager::Impl::limits_of(const Round::State& state) const {
 
 // ---- Waiting for other members, and leaving them
 
-Task<void> Averager::member_waiting(double share) {
-  return impl_->rounds.member_waiting(share);
+Task<void> Averager::member_waiting(double share, std::function<bool(const Member&, const Member&)> who_counts) {
+  return impl_->rounds.member_waiting(share, std::move(who_counts));
 }
 
 Task<void> Averager::drain(Deadline deadline) {

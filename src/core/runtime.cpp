@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <stdexcept>
+#include <utility>
 
 #include "cohive/core/metrics.hpp"
 #include "cohive/core/on_exit.hpp"

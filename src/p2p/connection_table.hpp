@@ -173,6 +173,7 @@ class ConnectionTable {
   bool make_room(ConnectionKind kind, bool inbound, const Networks& networks);
   static Task<void> trim(ConnectionTable& table);
   void trim_once();
+  /// \param count  so many of them at most
   void close_longest_unused(std::vector<ConnectionEntryPtr> entries, std::size_t count);
   static Task<void> close_surplus(ConnectionTable& table);
   ConnectionEntryPtr best_below(const PeerId& peer, int rank) const;

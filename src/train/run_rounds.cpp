@@ -24,9 +24,9 @@ constexpr double kMajority = 0.5;         // more of the other members of a grou
 
 void RunRounds::start() {
   for (const auto& scheduled : run_.exchanges) {
-    if (scheduled == run_.exchanges.front() || scheduled->exchange().needs_every_round())
-      run_.tasks.spawn(watch_members(*this, *scheduled), "members that wait for this peer");
-    if (scheduled->exchange().makes_step())
+    const bool ends_epochs = scheduled == run_.exchanges.front() || scheduled->exchange().needs_every_round();
+    if (ends_epochs) run_.tasks.spawn(watch_members(*this, *scheduled), "members that wait for this peer");
+    if (ends_epochs || scheduled->exchange().makes_step())
       run_.tasks.spawn(watch_majority(*this, *scheduled), "most members, which wait for this peer");
   }
 }
@@ -70,22 +70,42 @@ void RunRounds::expect_members() {
     if (scheduled->round() && expected > 1) scheduled->round()->expect(members_for(*scheduled, expected));
 }
 
+namespace {
+
+/// Completes when more than this share of the other members wait for this peer, those that are late apart: a newcomer
+/// that ends the epoch before has found our group.
+Task<void> member_in_time(Scheduled& scheduled, double share) {
+  return scheduled.averager().member_waiting(
+      share, [&what = scheduled.exchange()](const averaging::Member& waiting, const averaging::Member& own) {
+        return !what.is_late(waiting, own);
+      });
+}
+
+}  // namespace
+
 /// A member that waits for what we have has ended the epoch already, which the next look at the progress may tell us
-/// only after it has stopped waiting. Where trainers step by themselves it is enough to come.
+/// only after it has stopped waiting. Where trainers step by themselves it is enough to come, when the epoch is nearly
+/// over: reducers that ended it with one member long before the others would lose all of these.
 Task<void> RunRounds::watch_members(RunRounds& self, Scheduled& scheduled) {
   for (;;) {
-    co_await scheduled.averager().member_waiting();
-    if (!scheduled.exchange().makes_step() && scheduled.awaits_epoch()) self.run_.counts.note_awaited();
+    co_await member_in_time(scheduled, 0);
+    if (!scheduled.exchange().makes_step() && scheduled.awaits_epoch() && self.is_nearly_over())
+      self.run_.counts.note_awaited();
     if (!self.run_.ended) co_await self.run_.tracker.refresh();
     co_await self.run_.runtime.sleep_for(kPollInterval);
   }
 }
 
-/// Where most members of a group wait, the epoch of a step has ended, too, whatever this peer can read of the
-/// progress. A single one could end everybody's epochs.
+bool RunRounds::is_nearly_over() const {
+  const double left = run_.tracker.snapshot().eta - run_.runtime.wall_time();
+  return left <= to_seconds(run_.options.matchmaking_time) / 2;
+}
+
+/// Where most members of a group wait, the epoch has ended, whatever this peer can read of the progress. A single one
+/// could end everybody's epochs.
 Task<void> RunRounds::watch_majority(RunRounds& self, Scheduled& scheduled) {
   for (;;) {
-    co_await scheduled.averager().member_waiting(kMajority);
+    co_await member_in_time(scheduled, kMajority);
     if (scheduled.awaits_epoch()) self.run_.counts.note_awaited();
     co_await self.run_.runtime.sleep_for(kPollInterval);
   }

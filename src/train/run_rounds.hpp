@@ -96,6 +96,7 @@ class RunRounds {
     std::uint64_t behind, ahead;  // that of this peer, and the least of theirs
   };
   using Outcome = Result<std::shared_ptr<const averaging::RoundReport>>;
+  bool is_nearly_over() const;
   static Task<void> watch_members(RunRounds& self, Scheduled& scheduled);
   static Task<void> watch_majority(RunRounds& self, Scheduled& scheduled);
   Task<Grouped> find_group(Scheduled& scheduled, std::shared_ptr<averaging::Round> round, Search search,

@@ -105,6 +105,30 @@ TEST_F(Averaging, TellsWhenMoreThanAShareOfTheMembersWait) {
   EXPECT_TRUE(most) << "3 of 4 wait";
 }
 
+TEST_F(Averaging, TellsWhenAMemberWaitsThatCounts) {
+  for (int i = 0; i < 3; ++i) add(quick());
+  std::vector<Round> rounds;
+  for (int i = 0; i < 3; ++i) rounds.push_back(peers[i]->averager->begin({.gather = i}));
+  swarm.pass(4s);
+  bool any = false, second = false;
+  TaskGroup waiting(swarm.runtime());
+  const auto note = [](Averager& averager, std::uint64_t least, bool& out) -> Task<void> {
+    co_await averager.member_waiting(0, [least](const Member& member, const Member& own) {
+      return *member.data.as_uint() >= least + *own.data.as_uint();
+    });
+    out = true;
+  };
+  waiting.spawn(note(*peers[0]->averager, 0, any));
+  waiting.spawn(note(*peers[0]->averager, 2, second));
+  rounds[1].trigger();
+  swarm.pass(500ms);
+  EXPECT_TRUE(any);
+  EXPECT_FALSE(second) << "the member that waits does not count";
+  rounds[2].trigger();
+  swarm.pass(500ms);
+  EXPECT_TRUE(second);
+}
+
 /// Nor is there one where nobody's values count, which is nobody's fault.
 TEST_F(Averaging, MembersWhoseWeightsAreAllZeroKeepTheirValuesAndBlameNobody) {
   for (int i = 0; i < 3; ++i) add(quick());

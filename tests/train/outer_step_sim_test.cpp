@@ -451,12 +451,37 @@ TEST_F(OuterSteps, AnchorsAreRepairedByTheAggregationOfTheRun) {
   liar.cancel();
 }
 
-/// Takes part, and says that it has made more steps than anybody.
-FalseMember boaster_of_steps() {
-  FalseMember how{.tells = msgpack::Array{{std::uint64_t{1} << 24, 0}}};
+/// Takes part as soon as there is a group, and says that it has made so many steps.
+FalseMember false_stepper(std::uint64_t steps) {
+  FalseMember how{.tells = msgpack::Array{{steps, 0}}};
   how.options.prefix = "outer_outer_step_700000_900000n";
   how.options.class_name = "OuterStepAverager";
   return how;
+}
+
+/// A newcomer that ends an epoch late finds the group of the next one, and a false member ends epochs as it likes. Those
+/// of its reducers that ended theirs with it would lose all other members.
+TEST_F(OuterSteps, AMemberThatIsFarTooEarlyEndsNoEpoch) {
+  options_.target_batch_size = 480;
+  for (int i = 0; i < 3; ++i) add();
+  auto& first = *trainers_[0];
+  ASSERT_TRUE(wait_for(2min, [&] { return first.steps >= 3; }));
+  const auto steps_in_minutes = [&] {
+    const std::size_t before = first.steps;
+    net_.runtime().run_for(5min);
+    return static_cast<int>(first.steps - before);
+  };
+  const int without = steps_in_minutes();
+  EXPECT_GT(without, 20);
+  for (const std::uint64_t steps : {1, 1 << 24}) {
+    SCOPED_TRACE(steps);
+    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
+    ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
+    TaskGroup early(net_.runtime(), "early");
+    early.spawn(take_part_falsely(*nodes_.back(), false_stepper(steps)), "early member");
+    EXPECT_NEAR(steps_in_minutes(), without, 2);
+    early.cancel();
+  }
 }
 
 /// What a trainer has learned stays, and it steps on, whoever says that the others are ahead.
@@ -468,7 +493,7 @@ TEST_F(OuterSteps, MembersThatSayInVainThatTheyAreAheadUndoNothing) {
   for (int i = 0; i < 3; ++i) {
     nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
     ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
-    liars.spawn(take_part_falsely(*nodes_.back(), boaster_of_steps()), "liar");
+    liars.spawn(take_part_falsely(*nodes_.back(), false_stepper(1 << 24)), "liar");
   }
   const std::size_t steps = first.steps;
   float last = first.parameters()[0];

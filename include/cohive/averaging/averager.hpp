@@ -115,7 +115,9 @@ class Averager {
 
   /// Completes when another member has sent a part of the current or a later round before that round's trigger, i.e.
   /// when a member waits for this peer. \param share  so many of the others of its group, from 0 to 1, do not suffice
-  Task<void> member_waiting(double share = 0);
+  /// \param who_counts  whether a member that waits counts, beside this peer's own entry in the group; null: all do
+  Task<void> member_waiting(double share = 0,
+                            std::function<bool(const Member& waiting, const Member& own)> who_counts = nullptr);
 
   /// Serves other members until they have the results that they wait for, or until the deadline. To be awaited before a
   /// process ends: members with slow links are served longer than a round lasts.

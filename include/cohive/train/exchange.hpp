@@ -105,6 +105,10 @@ class Exchange {
   /// yields_parameters(), so that who is epochs behind learns it there.
   virtual msgpack::Value greeting(std::uint64_t epoch) const { return msgpack::Value(epoch); }
 
+  /// Tells whether a member of a group ends an earlier epoch than this peer, by the greetings of both. It has missed
+  /// the round of that epoch, and does not wait for anybody to end this one.
+  virtual bool is_late(const averaging::Member& member, const averaging::Member& own) const;
+
   // ---- One round
 
   /// One offer goes out in one round.

@@ -303,16 +303,22 @@ Task<Result<std::string>> Rounds::hear(PeerId caller, std::string request) {
 }
 
 /// Of the round in which it is largest, the share of the other members that wait for our trigger.
-double Rounds::waiting_share() const {
+double Rounds::waiting_share(const WhoCounts& who_counts) const {
   double most = 0;
-  for (const Entry* entry : entries_)
-    if (!entry->triggered_)
-      most =
-          std::max(most, static_cast<double>(entry->waiting_.size()) / static_cast<double>(entry->members_.size() - 1));
+  for (const Entry* entry : entries_) {
+    if (entry->triggered_) continue;
+    const auto& members = entry->group_->members;
+    const auto own = entry->group_->index_of(host_.id());
+    const auto waits = [&](const Member& member) {
+      return entry->waiting_.contains(member.peer) && (!who_counts || !own || who_counts(member, members[*own]));
+    };
+    const auto waiting = static_cast<double>(std::ranges::count_if(members, waits));
+    most = std::max(most, waiting / static_cast<double>(members.size() - 1));
+  }
   return most;
 }
-Task<void> Rounds::member_waiting(double share) {
-  while (waiting_share() <= share) co_await arrived_.wait();
+Task<void> Rounds::member_waiting(double share, WhoCounts who_counts) {
+  while (waiting_share(who_counts) <= share) co_await arrived_.wait();
 }
 
 Task<void> Rounds::drain(Deadline deadline) {

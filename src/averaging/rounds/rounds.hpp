@@ -5,6 +5,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <set>
@@ -84,8 +85,9 @@ class Rounds {
   void member_left(const PeerId& peer, const std::string& group_id);
 
   /// Completes when more than this share of the other members, one at least, have sent us parts of a round whose
-  /// trigger is not set.
-  Task<void> member_waiting(double share);
+  /// trigger is not set. Those count that `who_counts` says so of, with our own entry in the group; null: all.
+  using WhoCounts = std::function<bool(const Member& waiting, const Member& own)>;
+  Task<void> member_waiting(double share, WhoCounts who_counts = nullptr);
   /// Waits until all members have the results that they wait for.
   Task<void> drain(Deadline deadline);
 
@@ -133,7 +135,7 @@ class Rounds {
   void release(HeldList::iterator held);
   void refuse(Held& held);
   void make_room();
-  double waiting_share() const;
+  double waiting_share(const WhoCounts& who_counts) const;
   bool is_arriving(const PeerId& peer) const;
 
   p2p::Host& host_;

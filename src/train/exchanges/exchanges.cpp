@@ -8,6 +8,7 @@
 #include "cohive/core/log.hpp"
 #include "cohive/train/run_options.hpp"
 #include "outer_step.hpp"
+#include "parameter_greeting.hpp"
 
 namespace cohive::train {
 namespace {
@@ -38,6 +39,12 @@ averaging::AveragerOptions averager_options(const RunOptions& options, const std
                 : options.auxiliary ? averaging::PeerMode::auxiliary
                                     : averaging::PeerMode::node;
   return result;
+}
+
+bool Exchange::is_late(const averaging::Member& member, const averaging::Member& own) const {
+  if (!makes_step() && !yields_parameters()) return false;
+  const auto theirs = ParameterGreeting::of(member).epoch;
+  return theirs && *theirs < ParameterGreeting::of(own).epoch.value_or(0);
 }
 
 std::vector<std::unique_ptr<Exchange>> make_exchanges(const ExchangeContext& context, std::shared_ptr<LinkFit> fit) {

@@ -201,6 +201,12 @@ msgpack::Value OuterStep::greeting(std::uint64_t) const {
   return greeting;
 }
 
+/// It has made fewer steps.
+bool OuterStep::is_late(const averaging::Member& member, const averaging::Member& own) const {
+  const auto theirs = greeting_of(member).steps;
+  return theirs && *theirs < greeting_of(own).steps.value_or(0);
+}
+
 averaging::RoundCodecs OuterStep::codecs(const std::vector<averaging::Member>& members, bool divided) {
   const auto outcome = fit_ ? outcome_of(wishes_of(members)) : std::nullopt;
   if (!averages_parameters(divided)) return {.agreed = !outcome || outcome->few_bits};

@@ -80,6 +80,7 @@ class OuterStep final : public Exchange {
   bool needs_every_round() const override { return true; }  // an anchor that missed one is that of nobody else
   bool keeps_unaveraged() const override { return averaged_; }
   msgpack::Value greeting(std::uint64_t) const override;
+  bool is_late(const averaging::Member& member, const averaging::Member& own) const override;
   Release release(const Moment& moment) const override { return is_delayed(moment) ? Release::offered : Release::done; }
   averaging::RoundCodecs codecs(const std::vector<averaging::Member>& members, bool divided) override;
   Duration patience() const override { return fit_ ? from_seconds(fit_->patience()) : Duration{}; }

@@ -459,8 +459,8 @@ FalseMember false_stepper(std::uint64_t steps) {
   return how;
 }
 
-/// A newcomer that ends an epoch late finds the group of the next one, and a false member ends epochs as it likes. Those
-/// of its reducers that ended theirs with it would lose all other members.
+/// A newcomer that ends an epoch late finds the group of the next one, and a false member ends epochs as it likes.
+/// Those of its reducers that ended theirs with it would lose all other members.
 TEST_F(OuterSteps, AMemberThatIsFarTooEarlyEndsNoEpoch) {
   options_.target_batch_size = 480;
   for (int i = 0; i < 3; ++i) add();

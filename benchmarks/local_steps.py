@@ -7,8 +7,8 @@ outer optimizer, with as many steps of each and the same samples of all.
 
 A peer's batch is its share of the one process's, and may want another learning rate for that (--peers-learning-rate).
 Prints a table in Markdown: the loss on held-out text at the end, what it is more than that of the one process, and the
-bytes that each peer sent for a step. --points keeps the same for loss_against_bytes.py, which draws it. Exit code 1 when
-a trainer fails. Build first: tools/convergence.sh --list does. Needs nothing but Python.
+bytes that each peer sent for a step. --points keeps the same for loss_against_bytes.py, which draws it. Exit code 1
+when a trainer fails. Build first: tools/convergence.sh --list does. Needs nothing but Python.
 """
 
 import argparse
@@ -81,7 +81,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=3, help="of each case, whose losses are averaged")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--learning-rate", type=float, default=0.003)
-    parser.add_argument("--peers-learning-rate", type=float, help="the same of the peers (default: that of the one process)")
+    parser.add_argument("--peers-learning-rate", type=float,
+                        help="the same of the peers (default: that of the one process)")
     parser.add_argument("--matchmaking-time", type=float, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one run")

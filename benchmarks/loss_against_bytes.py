@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What do fewer bytes cost? Draws the loss of each case that local_steps.py --points has measured against the bytes that a peer
-sent for a step.
+"""What do fewer bytes cost? Draws the loss of each case that local_steps.py --points has measured against the bytes
+that a peer sent for a step.
 
     benchmarks/loss_against_bytes.py POINTS --svg FILE
 
@@ -27,7 +27,7 @@ def size(count):
 
 
 def place_of_text(x, y, name, taken):
-    """Where the text of a point begins and on which line it stands, so that it covers neither a point nor another text."""
+    """Where the text of a point begins and on which line it stands: it covers neither a point nor another text."""
     width = LETTER * len(name)
     begin = x - 9 - width if x > WIDTH / 2 else x + 9  # there is no room to the right
     for shift in (0, -LINE, LINE, -2 * LINE, 2 * LINE):

@@ -131,7 +131,7 @@ std::vector<TaskInfo> Runtime::tasks() const {
   return result;
 }
 
-// Timers: a binary heap ordered by time, then by the order of arming.
+// Timers: a heap ordered by time, then by the order of arming.
 
 bool Runtime::earlier(const ArmedTimer& a, const ArmedTimer& b) noexcept {
   return a.at != b.at ? a.at < b.at : a.order < b.order;

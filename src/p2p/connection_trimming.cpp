@@ -142,7 +142,7 @@ void ConnectionTable::trim_once() {
   std::size_t of_valued = 0;
   for (const auto& [id, peer] : peers_) {
     if (protected_->contains(id)) continue;
-    const bool is_valued = is_protected(id);
+    const bool is_valued = valued_ && valued_(id);
     for (const auto& entry : peer.connections) {
       if (entry->kind == ConnectionKind::bundle) continue;
       of_valued += is_valued;

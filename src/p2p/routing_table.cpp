@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace cohive::p2p {
 
@@ -45,9 +46,9 @@ std::vector<PeerId> RoutingTable::nearest(const Key& key, std::size_t count,
   return result;
 }
 
-bool RoutingTable::is_full(std::size_t bucket) const {
+std::span<const PeerId> RoutingTable::peers_in(std::size_t bucket) const {
   const auto found = buckets_.find(bucket);
-  return found != buckets_.end() && found->second.size() >= kBucketSize;
+  return found == buckets_.end() ? std::span<const PeerId>() : found->second;
 }
 
 void RoutingTable::remove(const PeerId& peer) {
@@ -78,13 +79,10 @@ void RoutingTable::insert(const PeerId& peer, std::optional<std::uint64_t> block
 
 /// Keeps a block to its share of the table and of the bucket. False when all of its places are in use.
 bool RoutingTable::evict(std::size_t bucket, std::uint64_t block) {
-  std::size_t in_table = 0, in_bucket = 0;
-  for (const auto& [peer, entry] : entries_) {
-    if (entry.block != block) continue;
-    ++in_table;
-    if (bucket_of(entry.key) == bucket) ++in_bucket;
-  }
-  const auto reached = [](std::size_t count, std::size_t limit) { return limit > 0 && count >= limit; };
+  const auto in_table = std::ranges::count_if(entries_, [block](const auto& one) { return one.second.block == block; });
+  const auto in_bucket =
+      std::ranges::count_if(peers_in(bucket), [&](const PeerId& peer) { return entries_.at(peer).block == block; });
+  const auto reached = [](auto count, std::size_t limit) { return limit > 0 && std::cmp_greater_equal(count, limit); };
   const bool bucket_reached = reached(in_bucket, limits_.in_bucket);
   if (!bucket_reached && !reached(in_table, limits_.in_table)) return true;
   const auto gone = bucket_reached ? replaceable_in(bucket, block) : replaceable_of(block);
@@ -94,9 +92,7 @@ bool RoutingTable::evict(std::size_t bucket, std::uint64_t block) {
 
 /// Of a bucket, and of a block or all: a peer that is not worth its place, the oldest one.
 std::optional<PeerId> RoutingTable::replaceable_in(std::size_t bucket, std::optional<std::uint64_t> block) const {
-  const auto found = buckets_.find(bucket);
-  if (found == buckets_.end()) return std::nullopt;
-  for (const PeerId& peer : found->second)
+  for (const PeerId& peer : peers_in(bucket))
     if ((!block || entries_.at(peer).block == block) && !useful_(peer)) return peer;
   return std::nullopt;
 }

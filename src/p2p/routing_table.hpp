@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -44,7 +45,8 @@ class RoutingTable {
     std::optional<std::uint64_t> block;
   };
   std::size_t bucket_of(const Key& key) const;
-  bool is_full(std::size_t bucket) const;
+  std::span<const PeerId> peers_in(std::size_t bucket) const;
+  bool is_full(std::size_t bucket) const { return peers_in(bucket).size() >= kBucketSize; }
   std::optional<PeerId> replaceable_in(std::size_t bucket, std::optional<std::uint64_t> block) const;
   std::optional<PeerId> replaceable_of(std::uint64_t block) const;
   bool evict(std::size_t bucket, std::uint64_t block);

@@ -91,9 +91,9 @@ class SimulatedSwarm final : public TrainSwarm {
     for (double second = 0; second < to_seconds(scenario_.duration) && !stopped_; ++second) {
       is_second_half_ = second > to_seconds(scenario_.duration) / 2;
       runtime_.run_for(1s);
-      simulated_ = second + 1;
+      report_.seconds = second + 1;
       const std::uint64_t latest = epoch();
-      if (latest > std::exchange(report_.epochs, latest)) entered_ = simulated_;
+      if (latest > std::exchange(report_.epochs, latest)) entered_ = report_.seconds;
       if (second > 2 * to_seconds(scenario_.arrival)) compare_samples(latest);
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
@@ -350,7 +350,7 @@ class SimulatedSwarm final : public TrainSwarm {
   double epochs_per_hour() const {
     if (report_.epochs == 0) return 0;
     const auto epochs = static_cast<double>(report_.epochs);
-    return epochs / std::max(entered_, simulated_ - entered_ / epochs) * 3600;
+    return epochs / std::max(entered_, report_.seconds - entered_ / epochs) * 3600;
   }
 
   /// What trainers take the samples of the epoch for, beside those that there are; both end at the target.
@@ -379,9 +379,10 @@ class SimulatedSwarm final : public TrainSwarm {
     return sum;
   }
 
+  double peer_seconds() const { return static_cast<double>(scenario_.trainers) * report_.seconds; }
+
   void report_progress() {
-    const double peer_seconds = static_cast<double>(scenario_.trainers) * simulated_;
-    report_.dht_bytes = (bytes_of("rpc_find") + bytes_of("rpc_store") + bytes_of("rpc_ping")) / peer_seconds;
+    report_.dht_bytes = (bytes_of("rpc_find") + bytes_of("rpc_store") + bytes_of("rpc_ping")) / peer_seconds();
     if (samples_errors_.empty()) return;
     const auto rank = static_cast<std::ptrdiff_t>(static_cast<double>(samples_errors_.size()) * 0.95);
     std::ranges::nth_element(samples_errors_, samples_errors_.begin() + rank);
@@ -411,8 +412,7 @@ class SimulatedSwarm final : public TrainSwarm {
       if (trainer->run && trainer->rounds > 0)
         groups.push_back(static_cast<double>(trainer->members) / static_cast<double>(trainer->rounds));
     if (!groups.empty()) report_.least_group = std::ranges::min(groups);
-    report_.bytes_per_peer_second =
-        static_cast<double>(fabric_.bytes_carried()) / static_cast<double>(scenario_.trainers) / simulated_;
+    report_.bytes_per_peer_second = static_cast<double>(fabric_.bytes_carried()) / peer_seconds();
     std::vector<std::span<float>> last;
     for (const auto& trainer : trainers_)
       if (trainer->run && trainer->run->epoch() == report_.epochs) last.push_back(trainer->replica->parameter(0));
@@ -428,8 +428,7 @@ class SimulatedSwarm final : public TrainSwarm {
     end_all();
     const p2p::HostMetrics metrics(runtime_.metrics());
     for (const auto& reason : metrics.offences) report_.offences += reason.value();
-    report_.seconds = simulated_;
-    report_.shard_bytes = shard_bytes_ / static_cast<double>(scenario_.trainers) / simulated_;
+    report_.shard_bytes = shard_bytes_ / peer_seconds();
     report_.waiting = lived_ > 0 ? waited_ / lived_ : 0;
     for (const MemoryBudget& budget : budgets_) {
       report_.most_held = std::max(report_.most_held, budget.highest());
@@ -540,12 +539,11 @@ class SimulatedSwarm final : public TrainSwarm {
   std::map<std::uint64_t, std::size_t> groups_;  // the largest of each epoch
   std::size_t rounds_ = 0, members_ = 0;
   double waited_ = 0, lived_ = 0;
-  double shard_bytes_ = 0;  // that trainers have sent which are no more, or are judged
+  double shard_bytes_ = 0;  // that trainers which are judged have sent
   std::vector<double> samples_errors_;
   bool is_second_half_ = false;
   bool stopped_ = false;
-  double simulated_ = 0;  // seconds of virtual time
-  double entered_ = 0;    // the epoch in progress, in seconds from the beginning
+  double entered_ = 0;  // the epoch in progress, in seconds from the beginning
   TrainScenarioReport report_;
   TaskGroup tasks_;
 };

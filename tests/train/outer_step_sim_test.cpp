@@ -438,10 +438,8 @@ FalseMember wrong_repairer(averaging::Aggregation aggregation) {
 TEST_F(OuterSteps, AnchorsAreRepairedByTheAggregationOfTheRun) {
   options_.outer_optimizer = OuterOptimizer();
   options_.grad_aggregation = averaging::TrimmedMean();
-  nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
-  ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
   TaskGroup liar(net_.runtime(), "liar");
-  liar.spawn(take_part_falsely(*nodes_.back(), wrong_repairer(averaging::TrimmedMean())), "liar");
+  liar.spawn(take_part_falsely(add_node(), wrong_repairer(averaging::TrimmedMean())), "liar");
   for (int i = 0; i < 4; ++i) add();
   for (int i = 0; i < 120; ++i) {
     net_.runtime().run_for(500ms);
@@ -475,10 +473,8 @@ TEST_F(OuterSteps, AMemberThatIsFarTooEarlyEndsNoEpoch) {
   EXPECT_GT(without, 20);
   for (const std::uint64_t steps : {1, 1 << 24}) {
     SCOPED_TRACE(steps);
-    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
-    ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
     TaskGroup early(net_.runtime(), "early");
-    early.spawn(take_part_falsely(*nodes_.back(), false_stepper(steps)), "early member");
+    early.spawn(take_part_falsely(add_node(), false_stepper(steps)), "early member");
     EXPECT_NEAR(steps_in_minutes(), without, 2);
     early.cancel();
   }
@@ -491,9 +487,7 @@ TEST_F(OuterSteps, MembersThatSayInVainThatTheyAreAheadUndoNothing) {
   ASSERT_TRUE(wait_for(60s, [&] { return first.steps >= 3; }));
   TaskGroup liars(net_.runtime(), "liars");
   for (int i = 0; i < 3; ++i) {
-    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
-    ASSERT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
-    liars.spawn(take_part_falsely(*nodes_.back(), false_stepper(1 << 24)), "liar");
+    liars.spawn(take_part_falsely(add_node(), false_stepper(1 << 24)), "liar");
   }
   const std::size_t steps = first.steps;
   float last = first.parameters()[0];

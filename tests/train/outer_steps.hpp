@@ -73,6 +73,12 @@ class OuterSteps : public ::testing::Test {
     nodes_.clear();
   }
 
+  /// A node of the DHT that does not train.
+  Dht& add_node() {
+    nodes_.push_back(std::make_unique<Dht>(net_.add_host()));
+    EXPECT_TRUE(net_.run(nodes_.back()->start({net_.host(0).visible_addresses().front()})));
+    return *nodes_.back();
+  }
   Trainer& make(ExchangeFactory factory = nullptr) {
     auto trainer = std::make_unique<Trainer>();
     trainer->number = trainers_.size();

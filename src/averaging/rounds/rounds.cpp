@@ -308,9 +308,9 @@ double Rounds::waiting_share(const WhoCounts& who_counts) const {
   for (const Entry* entry : entries_) {
     if (entry->triggered_) continue;
     const auto& members = entry->group_->members;
-    const auto own = entry->group_->index_of(host_.id());
+    const std::size_t own = entry->group_->index_of(host_.id()).value();
     const auto waits = [&](const Member& member) {
-      return entry->waiting_.contains(member.peer) && (!who_counts || !own || who_counts(member, members[*own]));
+      return entry->waiting_.contains(member.peer) && (!who_counts || who_counts(member, members[own]));
     };
     const auto waiting = static_cast<double>(std::ranges::count_if(members, waits));
     most = std::max(most, waiting / static_cast<double>(members.size() - 1));

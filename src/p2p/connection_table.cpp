@@ -230,7 +230,8 @@ void ConnectionTable::keep_one_ordinary(const ConnectedPeer& peer) {
 }
 
 /// Takes a connection out of the table; false when it is out already.
-bool ConnectionTable::unregister(EntryRef entry) {
+/// \param parted  one side has ended it
+bool ConnectionTable::unregister(EntryRef entry, bool parted) {
   const PeerId peer_id = entry->connection->peer();
   const auto found = peers_.find(peer_id);
   if (found == peers_.end() || std::erase(found->second.connections, entry) == 0) return false;
@@ -242,26 +243,29 @@ bool ConnectionTable::unregister(EntryRef entry) {
   if (entry->kind != ConnectionKind::bundle) {
     --size_;
     self_.metrics.connections.add(-1);
+    found->second.parted = parted;
   }
   keep_one_ordinary(found->second);
   if (!found->second.connections.empty()) return true;
+  const bool lost = !found->second.parted;
   peers_.erase(found);
   self_.metrics.peers.add(-1);
   book_.on_disconnected(peer_id);
   disconnected_.emit(peer_id);
+  if (lost) lost_.emit(peer_id);
   return true;
 }
 
 /// After an error. The connection is closed at once.
 void ConnectionTable::abort(EntryRef entry, const Error& reason) {
-  if (!unregister(entry)) return;
+  if (!unregister(entry, entry->connection->ended_by_peer())) return;
   entry->connection->close(reason);
   entry->tasks.cancel();
 }
 
 /// Ends a connection that works: it leaves the table at once, and what was written before still reaches the peer.
 void ConnectionTable::close_gracefully(EntryRef entry, Error reason, Deadline deadline) {
-  if (!unregister(entry)) return;
+  if (!unregister(entry, true)) return;
   entry->tasks.cancel();
   if (!self_.closed && closing_.size() >= kMaxClosing) return entry->connection->close(std::move(reason));
   closing_.spawn(finish(*this, entry, std::move(reason), deadline), "farewell");

@@ -84,6 +84,7 @@ struct ConnectedPeer {
   std::string agent;
   std::optional<Multiaddr> observed;  ///< how it sees us
   bool identified = false;            ///< or it failed to do so
+  bool parted = false;                ///< one side has ended the connection that ended last, none was lost
   TokenBucket pushes{};               ///< identify pushes it may send
 };
 
@@ -139,6 +140,8 @@ class ConnectionTable {
   /// A peer's first connection has opened, its last one has closed, any one has opened.
   Signal<const PeerId&>& connected_signal() noexcept { return connected_; }
   Signal<const PeerId&>& disconnected_signal() noexcept { return disconnected_; }
+  /// A peer's last connection has closed, and neither side has ended it.
+  Signal<const PeerId&>& lost_signal() noexcept { return lost_; }
   Signal<const ConnectionEntryPtr&>& added_signal() noexcept { return added_; }
 
   // ---- What has to go
@@ -181,7 +184,7 @@ class ConnectionTable {
   const PeerId& dialler(const ConnectionEntry& entry) const;
   bool is_outdated_by(const ConnectionEntry& bundle, const ConnectionEntry& newer) const;
   static void keep_one_ordinary(const ConnectedPeer& peer);
-  bool unregister(EntryRef entry);
+  bool unregister(EntryRef entry, bool parted);
   void abort(EntryRef entry, const Error& reason);
   void close_gracefully(EntryRef entry, Error reason, Deadline deadline);
   static Task<void> finish(ConnectionTable& table, ConnectionEntryPtr entry, Error reason, Deadline deadline);
@@ -201,7 +204,7 @@ class ConnectionTable {
   std::shared_ptr<Protected> protected_ = std::make_shared<Protected>();  ///< tokens may outlive us
   std::function<bool(const PeerId&)> valued_;
   bool closing_surplus_ = false, trimming_ = false;
-  Signal<const PeerId&> connected_, disconnected_;
+  Signal<const PeerId&> connected_, disconnected_, lost_;
   Signal<const ConnectionEntryPtr&> added_;
   TaskGroup tasks_;
   TaskGroup closing_;  ///< connections that are out of the table and wait for the peer's end

@@ -306,6 +306,10 @@ Task<Result<>> Host::connect_via(PeerId peer, PeerId referrer, Deadline deadline
 Task<Result<std::vector<Multiaddr>>> Host::find_peer(PeerId peer, Deadline deadline) {
   return impl_->routing.find(peer, deadline);
 }
+Subscription Host::on_lost(std::function<void(const PeerId&)> callback) {
+  return impl_->table.lost_signal().subscribe(std::move(callback));
+}
+
 void Host::disconnect(const PeerId& peer) {
   impl_->table.disconnect(peer);
 }

@@ -120,6 +120,7 @@ class YamuxConnection final : public Connection {
   std::string_view security() const override { return security_; }
   bool closed() const override { return closed_.is_set(); }
   Error close_reason() const override { return reason_; }
+  bool ended_by_peer() const override { return remote_gone_; }
   Task<void> wait_closed() override;
   Task<void> flush(Deadline deadline) override;
   Task<void> finish(Error reason, Deadline deadline) override;

@@ -62,6 +62,24 @@ TEST(Closing, AHandlerThatIsCutOffIsSeenAsAReset) {
   EXPECT_EQ(swarm.run(stream->read(swarm.after(10s))).error(), cohive::Errc::reset);
 }
 
+TEST(Closing, APeerThatIsKilledIsLostAndOneThatEndsItsConnectionIsNot) {
+  Swarm swarm;
+  auto &alice = swarm.add_host(), &bob = swarm.add_host();
+  std::vector<PeerId> lost;
+  const auto subscription = alice.on_lost([&](const PeerId& peer) { lost.push_back(peer); });
+  for (auto* const ends : {&alice, &bob}) {
+    ASSERT_TRUE(swarm.run(alice.connect(address_of(bob), swarm.after(10s))));
+    ends->disconnect((ends == &alice ? bob : alice).id());
+    EXPECT_FALSE(ends->connected((ends == &alice ? bob : alice).id()));
+    swarm.pass(5s);
+    EXPECT_TRUE(lost.empty());
+  }
+  ASSERT_TRUE(swarm.run(alice.connect(address_of(bob), swarm.after(10s))));
+  swarm.fabric().kill(Swarm::ip(2));
+  swarm.pass(5s);
+  EXPECT_EQ(lost, std::vector{bob.id()});
+}
+
 TEST(Closing, AHostMayGoWhileItWaitsForThePeersEnd) {
   Swarm swarm;
   auto &alice = swarm.add_host(), &bob = swarm.add_host();

@@ -259,6 +259,18 @@ TEST_F(Sharded, TrainersThatAreKilledAreForgottenAndLeadersReplaced) {
   }
 }
 
+/// Hosts with many connections close those that are not in use.
+TEST_F(Sharded, TrainersWhoseConnectionsWereClosedAreCountedOn) {
+  add_trainers(24);
+  train(60);
+  for (int time = 0; time < 12; ++time) {
+    for (const Trainer& one : trainers)
+      for (const Trainer& other : trainers) swarm.host(one.node).disconnect(swarm.host(other.node).id());
+    train(5);
+    if (time >= 4) expect_all_reckon(0.05);
+  }
+}
+
 TEST_F(Sharded, TheNextEpochIsKnownWithinSeconds) {
   add_trainers(24);
   train(60);

@@ -181,6 +181,10 @@ class Host {
   [[nodiscard]] Subscription protect(const PeerId& peer);
   /// Whether there is a connection to the peer.
   bool connected(const PeerId& peer) const;
+  /// Calls `callback` when the last connection of a peer has ended though neither side has closed it, while the result
+  /// lives: the peer has died, or the way to it. Nothing is told of a peer whose machine is silent until the keepalive
+  /// has given it up.
+  [[nodiscard]] Subscription on_lost(std::function<void(const PeerId&)> callback);
   /// True when the last dials of all addresses of a peer failed a moment ago, and a machine refused one of them: as far
   /// as can be told, the peer's process has ended. False while it is connected.
   bool refuses(const PeerId& peer) const;

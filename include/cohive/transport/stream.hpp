@@ -155,6 +155,8 @@ class Connection {
   virtual bool closed() const = 0;
   /// Returns why the connection has ended.
   virtual Error close_reason() const = 0;
+  /// Whether the peer has said that it ends the connection: one that is lost ends without a word.
+  virtual bool ended_by_peer() const = 0;
   /// Waits until the connection has ended, for whatever reason.
   virtual Task<void> wait_closed() = 0;
   /// Waits until everything written so far has been handed to the network.

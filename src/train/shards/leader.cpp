@@ -22,8 +22,9 @@ constexpr std::size_t kMostMembers = 1024;
 constexpr std::size_t kMostClaims = 4;    // of one shard; the nearest three count
 constexpr std::size_t kNearerNodes = 6;   // that may lead nothing, between a key and its leaders
 constexpr std::uint32_t kMostDrawn = 16;  // reports in a reply
-// A report is renewed every ten seconds. Who has ended has no connection any more.
-constexpr Duration kMemberLife = 25s, kLifeUnconnected = 3s;
+// A report is renewed every ten seconds. Who was killed has lost its connection; hosts that have many close those of
+// trainers that go on.
+constexpr Duration kMemberLife = 25s, kLifeLost = 3s;
 constexpr Duration kClaimLife = 13s;  // a sum every four
 constexpr Duration kShardLife = 60s;  // without a call
 constexpr Duration kTellAgain = 4s, kTellSoon = 1500ms, kTellLeast = 500ms;
@@ -56,6 +57,10 @@ void ShardLeader::serve() {
   server_.emplace(dht_.host());
   server_->add_unary(ShardCalls::method_of(options_.run_id),
                      [this](PeerId caller, std::string request) { return answer(caller, std::move(request), false); });
+  lost_ = dht_.host().on_lost([this](const PeerId& peer) {
+    for (auto& [name, shard] : shards_)
+      if (const auto member = shard.members.find(peer); member != shard.members.end()) member->second.lost = true;
+  });
   calls_.answer_with([this](std::string request) { return answer(dht_.host().id(), std::move(request), true); });
   tasks_.spawn(lead(*this), "lead a shard");
   tasks_.spawn(lead_run(*this), "add up shards");
@@ -64,6 +69,7 @@ void ShardLeader::serve() {
 Task<void> ShardLeader::close(Deadline deadline) {
   tasks_.cancel();
   server_.reset();
+  lost_.reset();
   calls_.answer_with(nullptr);
   if (std::exchange(written_, false)) co_await write_record({}, deadline);
 }
@@ -260,8 +266,8 @@ std::optional<ProgressSum> ShardLeader::run_of(double now) {
 void ShardLeader::forget_old() {
   const TimePoint now = runtime_.now();
   const auto is_gone = [&](const auto& one) {
-    const bool near = one.first == dht_.host().id() || dht_.host().connected(one.first);
-    return now - one.second.heard > (near ? kMemberLife : kLifeUnconnected);
+    const bool lost = one.second.lost && !dht_.host().connected(one.first);
+    return now - one.second.heard > (lost ? kLifeLost : kMemberLife);
   };
   for (auto& [name, shard] : shards_) std::erase_if(shard.members, is_gone);
   std::erase_if(shards_, [&](const auto& one) { return now - one.second.used > kShardLife; });

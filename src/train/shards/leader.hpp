@@ -36,6 +36,7 @@ class ShardLeader {
     ShardReport report;
     std::string network;
     TimePoint heard;
+    bool lost = false;  // the connection, since
   };
   struct Shard {
     std::unordered_map<PeerId, Member> members{};
@@ -92,6 +93,7 @@ class ShardLeader {
   std::uint64_t sent_ = 0;
   Condition changed_, claimed_;
   std::optional<rpc::Server> server_;
+  Subscription lost_;
   TaskGroup tasks_;
 };
 

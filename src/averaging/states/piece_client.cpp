@@ -261,7 +261,7 @@ class PieceFetch {
   }
 
   Task<Result<>> run(DonorCall first, std::vector<PeerId> others) {
-    alone_ = others.empty();
+    alone_ = others.empty() && !source_.vouched;
     candidates_.assign(others.begin(), others.end());
     running_ = std::min(std::max<std::size_t>(source_.max_donors, 1), 1 + others.size());
     tasks_.spawn(first_donor(std::move(first)), "donor");
@@ -495,7 +495,7 @@ class PieceFetch {
   std::deque<std::uint32_t> unasked_;
   Condition changed_;
   bool first_ended_ = false;
-  bool alone_ = false;  // the donor that made the manifest is the only one
+  bool alone_ = false;  // the donor that made the manifest is the only one, and was
   std::vector<bool> checking_;
   std::vector<std::uint8_t> holders_;  // donors that were asked for the piece
   std::vector<Worker*> workers_;

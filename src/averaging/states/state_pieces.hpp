@@ -3,8 +3,8 @@
 //   client -> the root it wants, or none;  donor -> [still preparing] ..., root and size of its manifest
 //   no root wanted: donor -> the manifest, in chunks;  another root wanted than the donor's: the donor ends the call
 //   client -> piece numbers, several ahead;  donor -> those pieces, in that order;  the client drops the call.
-// What arrives is believed by its hash (manifest.hpp). When there is only the donor that made the manifest, its pieces
-// are taken on trust and hashed once another donor is to go on.
+// What arrives is believed by its hash (manifest.hpp). When there has only been the donor that made the manifest, its
+// pieces are taken on trust and hashed once another donor is to go on.
 #pragma once
 
 #include <algorithm>
@@ -145,6 +145,7 @@ struct PieceSource {
   std::uint64_t max_bytes = 0;
   std::size_t max_donors = 1;                                                    ///< at once
   std::function<bool(const msgpack::Value&, const msgpack::Value&)> alike = {};  ///< see DownloadOptions
+  bool vouched = false;  ///< several donors have told the same of the state: nothing of it is taken on trust
 };
 
 /// Fetches what is missing from `first` and from those of `others` that hold the same bytes. Ends when the state is

@@ -41,7 +41,10 @@ class SampledRecords {
  public:
   /// Keeps a dictionary, to merge later ones with. \param latest  Unix seconds: entries that expire later are left out
   void keep(const DhtId& key, StoredRecord record, double latest);
+  /// Null where nothing is kept.
   const StoredRecord* find(const DhtId& key) const;
+  /// Frees those whose entries have all expired.
+  void forget_expired(double now);
 
  private:
   std::unordered_map<DhtId, StoredRecord> records_;

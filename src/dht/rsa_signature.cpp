@@ -113,6 +113,37 @@ Pkey from_openssh(std::string_view text) {
   return Pkey(key, Deleter());
 }
 
+/// Parsing a key costs as much as using it; the most recent ones are kept, for all nodes of the process.
+class KeyCache {
+ public:
+  static KeyCache& of_process() {
+    static KeyCache cache;
+    return cache;
+  }
+  /// Null for what is no key.
+  Pkey key_of(std::string_view text) {
+    const std::string owned(text);
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto found = known_.find(owned); found != known_.end()) return found->second;
+    }
+    Pkey parsed = from_openssh(text);
+    if (!parsed) return nullptr;
+    const std::lock_guard lock(mutex_);
+    if (known_.size() >= kCachedKeys) {
+      known_.erase(order_.front());
+      order_.pop_front();
+    }
+    if (known_.emplace(owned, parsed).second) order_.push_back(owned);
+    return parsed;
+  }
+
+ private:
+  std::mutex mutex_;  // validation also runs on worker threads
+  std::unordered_map<std::string, Pkey> known_;
+  std::deque<std::string> order_;  // oldest first
+};
+
 /// A "[<prefix>content]" in a text.
 struct Bracketed {
   std::size_t begin, end;  // of the whole
@@ -193,7 +224,7 @@ struct RsaSignatureValidator::Impl {
 
   /// Null where the signature cannot be one of that key.
   Pkey key_for(std::string_view public_key, ByteView signature) const {
-    const Pkey theirs = key_of(public_key);
+    const Pkey theirs = KeyCache::of_process().key_of(public_key);
     return theirs && signature.size() == static_cast<std::size_t>(EVP_PKEY_get_size(theirs.get())) ? theirs : nullptr;
   }
 
@@ -232,29 +263,9 @@ struct RsaSignatureValidator::Impl {
     return valid;
   }
 
-  /// Parsing a key costs as much as using it; the most recent ones are kept.
-  Pkey key_of(std::string_view text) const {
-    const std::string owned(text);
-    {
-      const std::lock_guard lock(mutex);
-      if (const auto found = known.find(owned); found != known.end()) return found->second;
-    }
-    Pkey parsed = from_openssh(text);
-    if (!parsed) return nullptr;
-    const std::lock_guard lock(mutex);
-    if (known.size() >= kCachedKeys) {
-      known.erase(order.front());
-      order.pop_front();
-    }
-    if (known.emplace(owned, parsed).second) order.push_back(owned);
-    return parsed;
-  }
-
   Pkey key;
   std::string owner, marker;
-  mutable std::mutex mutex;  // validation also runs on worker threads
-  mutable std::unordered_map<std::string, Pkey> known;
-  mutable std::deque<std::string> order;                                  // oldest first
+  mutable std::mutex mutex;                                               // validation also runs on worker threads
   mutable std::unordered_map<std::string, bool> checked, checked_before;  // by digest of key, content and signature
   mutable std::size_t checks = 0;
 };

@@ -61,6 +61,15 @@ void SampledRecords::keep(const DhtId& key, StoredRecord record, double latest) 
   records_.insert_or_assign(key, std::move(record));
 }
 
+void SampledRecords::forget_expired(double now) {
+  std::erase_if(order_, [&](const DhtId& key) {
+    const auto found = records_.find(key);
+    const bool expired = found->second.expiration < now;
+    if (expired) records_.erase(found);
+    return expired;
+  });
+}
+
 const StoredRecord* SampledRecords::find(const DhtId& key) const {
   const auto found = records_.find(key);
   return found == records_.end() ? nullptr : &found->second;
@@ -94,8 +103,8 @@ Task<Result<GetResult>> Dht::Impl::get_sampled(Key key, std::size_t replicas, Dr
   const bool crowded = found[sibling].crowded;
   // A node that was a replica before nearer ones came still has what it was sent then: too much of a draw would be old.
   if (whole || found[sibling].nearest.size() < options.num_replicas) draw_locally(*lookup, draw);
-  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr; known && known->expiration >= protocol.now())
-    lookup->take(*known, protocol.storage.limits());
+  sampled.forget_expired(protocol.now());
+  if (const auto* known = whole ? sampled.find(lookup->key) : nullptr) lookup->take(*known, protocol.storage.limits());
   Sampling sampling{*this, lookup, std::move(found[sibling].nearest), draw};
   auto& candidates = sampling.candidates;
   const std::size_t count = std::min(candidates.size(), replicas_of(options.num_replicas, crowded));

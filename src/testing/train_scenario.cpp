@@ -27,6 +27,7 @@ constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kStartAgain = 1s;           // after which a trainer whom nobody answered asks again
 constexpr Duration kShortGrace = 5s;           // of connections, where hosts shall have few
+constexpr std::size_t kKnownForEach = 16;      // peers of each connection, there
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 /// Returns the larger one. What is no number is worse than all that are, where std::max would drop it.
@@ -153,6 +154,7 @@ class SimulatedSwarm final : public TrainSwarm {
       host_options.high_water = scenario_.connections;
       host_options.low_water = scenario_.connections * 3 / 4;
       host_options.trim_grace = kShortGrace;
+      host_options.max_known_peers = kKnownForEach * scenario_.connections;
     }
     node.host = std::make_unique<p2p::Host>(*node.machine, KeyPair::ed25519_from_seed(seed), host_options);
     node.host->start().value();

@@ -1,6 +1,7 @@
 // Which connections have to go: leftovers of simultaneous dials, the least useful ones above the high water mark,
 // and, at the limit, an idle one for each newcomer.
 #include <algorithm>
+#include <limits>
 #include <tuple>
 
 #include "cohive/core/errors.hpp"
@@ -61,12 +62,15 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks, bool a
   const Networks crowd = many ? crowd_beside(networks, largest, count) : Networks();
   const bool confined = many && largest == networks.block;
   ConnectionEntryPtr result;
-  int result_rank = 0;
+  std::pair best(std::numeric_limits<int>::max(), TimePoint::max());
   for (const auto& [id, peer] : peers_) {
     for (const auto& entry : peer.connections) {
       if (entry->kind == ConnectionKind::bundle) continue;
-      const bool idle = entry->last_used() <= limit && !entry->serves_a_call();
       const bool spare = entry->kind == ConnectionKind::member;  // the rest of its bundle goes on
+      // Most of a full table end here: whatever they are, they were used later.
+      const int least = some_are_banned ? -2 : spare ? -1 : crowd.empty() ? 1 : 0;
+      if (std::pair(least, entry->used) >= best) continue;
+      const bool idle = entry->last_used() <= limit && !entry->serves_a_call();
       if (!idle && !spare && !some_are_banned && crowd.empty()) continue;
       const bool guarded = is_protected(id);
       const bool banned = some_are_banned && !guarded && self_.reputation.is_banned(id);
@@ -75,9 +79,9 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks, bool a
       if (!banned && !idle && !crowded && !spare) continue;
       if (any) return entry;
       const int rank = banned ? -2 : spare ? -1 : !idle ? 3 : guarded ? 2 : crowded ? 0 : 1;
-      if (result && std::pair(rank, entry->last_used()) >= std::pair(result_rank, result->last_used())) continue;
+      if (std::pair(rank, entry->last_used()) >= best) continue;
       result = entry;
-      result_rank = rank;
+      best = {rank, entry->last_used()};
     }
   }
   return result;

@@ -26,6 +26,7 @@ constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kStartAgain = 1s;           // after which a trainer whom nobody answered asks again
+constexpr Duration kSettling = 15s;            // after the last arrival, before what trainers know is looked at
 constexpr Duration kShortGrace = 5s;           // of connections, where hosts shall have few
 constexpr std::size_t kKnownForEach = 16;      // peers of each connection, there
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
@@ -89,13 +90,14 @@ class SimulatedSwarm final : public TrainSwarm {
     tasks_.spawn(arrive(*this), "arrivals");
     tasks_.spawn(replace(*this), "replacements");
     tasks_.spawn(put_to_sleep(*this), "sleep");
+    const Duration settled = scenario_.arrival + std::min(scenario_.arrival, kSettling);
     for (double second = 0; second < to_seconds(scenario_.duration) && !stopped_; ++second) {
       is_second_half_ = second > to_seconds(scenario_.duration) / 2;
       runtime_.run_for(1s);
       report_.seconds = second + 1;
       const std::uint64_t latest = epoch();
       if (latest > std::exchange(report_.epochs, latest)) entered_ = report_.seconds;
-      if (second > 2 * to_seconds(scenario_.arrival)) compare_samples(latest);
+      if (second > to_seconds(settled)) compare_samples(latest);
       if (scenario_.each_second) scenario_.each_second(*this, second);
     }
     finish_report();

@@ -59,16 +59,17 @@ struct TrainScenarioReport {
   double dht_bytes = 0;              ///< of these, of the DHT's calls: without what carries them
   double shard_bytes = 0;            ///< of these, of calls for progress in shards: the same
   double shard_bytes_busiest = 0;    ///< the same of the trainer that sent most of them
-  double samples_error = 0;          ///< of the samples as trainers reckon them, in epochs: the 95th percentile
-  double speed_error = 0;            ///< of all trainers' speed as the worst one takes it at the end, by itself
-  double waiting = 0;                ///< share of their time that trainers waited in synchronise()
-  double first_loss = 0;             ///< before the first step, less the noise
-  double last_loss = 0;              ///< the same at the end, of the worst trainer of the last epoch
-  double loss_of_one = 0;            ///< of one process that takes the same number of steps with the same batch size
-  std::size_t newcomers = 0;         ///< that were in a gradient round, or lived for three epochs
-  std::size_t newcomers_late = 0;    ///< of these, not in a gradient round within three epochs
-  std::uint64_t downloads = 0;       ///< of the state
-  std::uint64_t followed = 0;        ///< rounds of the state that trainers followed in place of a download
+  /// Of the samples as trainers reckon them, in epochs: the 95th percentile, from soon after the last arrival on.
+  double samples_error = 0;
+  double speed_error = 0;          ///< of all trainers' speed as the worst one takes it at the end, by itself
+  double waiting = 0;              ///< share of their time that trainers waited in synchronise()
+  double first_loss = 0;           ///< before the first step, less the noise
+  double last_loss = 0;            ///< the same at the end, of the worst trainer of the last epoch
+  double loss_of_one = 0;          ///< of one process that takes the same number of steps with the same batch size
+  std::size_t newcomers = 0;       ///< that were in a gradient round, or lived for three epochs
+  std::size_t newcomers_late = 0;  ///< of these, not in a gradient round within three epochs
+  std::uint64_t downloads = 0;     ///< of the state
+  std::uint64_t followed = 0;      ///< rounds of the state that trainers followed in place of a download
   double spread = 0;  ///< largest distance of parameters from those of the first trainer, in the last epoch
   /// Largest distance of parameters, in the last epoch, from those of one process that takes the same number of steps
   /// with the same batch size; 1 is that of the model at the beginning from the one that is to be learnt.

@@ -117,7 +117,7 @@ Pkey from_openssh(std::string_view text) {
 class KeyCache {
  public:
   static KeyCache& of_process() {
-    static KeyCache cache;
+    static KeyCache& cache = *new KeyCache;  // for good: threads of a program that ends may still validate
     return cache;
   }
   /// Null for what is no key.

@@ -84,7 +84,7 @@ struct ConnectedPeer {
   std::string agent;
   std::optional<Multiaddr> observed;  ///< how it sees us
   bool identified = false;            ///< or it failed to do so
-  bool parted = false;                ///< one side has ended the connection that ended last, none was lost
+  bool parted = false;                ///< one of the two has ended the connection that ended last: it was not lost
   TokenBucket pushes{};               ///< identify pushes it may send
 };
 

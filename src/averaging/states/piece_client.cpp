@@ -495,7 +495,7 @@ class PieceFetch {
   std::deque<std::uint32_t> unasked_;
   Condition changed_;
   bool first_ended_ = false;
-  bool alone_ = false;  // the donor that made the manifest is the only one, and was
+  bool alone_ = false;  // the donor that made the manifest is the only one, and nobody has vouched for it
   std::vector<bool> checking_;
   std::vector<std::uint8_t> holders_;  // donors that were asked for the piece
   std::vector<Worker*> workers_;

@@ -67,7 +67,7 @@ ConnectionEntryPtr ConnectionTable::replaceable(const Networks& networks, bool a
     for (const auto& entry : peer.connections) {
       if (entry->kind == ConnectionKind::bundle) continue;
       const bool spare = entry->kind == ConnectionKind::member;  // the rest of its bundle goes on
-      // Most of a full table end here: whatever they are, they were used later.
+      // Most entries of a full table end here: one that was used later than the best one is no better, whatever it is.
       const int least = some_are_banned ? -2 : spare ? -1 : crowd.empty() ? 1 : 0;
       if (std::pair(least, entry->used) >= best) continue;
       const bool idle = entry->last_used() <= limit && !entry->serves_a_call();

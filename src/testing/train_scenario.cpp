@@ -26,9 +26,9 @@ constexpr std::size_t kInitialPeers = 3;
 constexpr std::uint64_t kEpochsToGetIn = 3;
 constexpr std::uint64_t kFirstRounds = 7;      // of local steps, in which what has moved is little
 constexpr Duration kStartAgain = 1s;           // after which a trainer whom nobody answered asks again
-constexpr Duration kSettling = 15s;            // after the last arrival, before what trainers know is looked at
+constexpr Duration kSettling = 15s;            // passes after the last arrival before what trainers know is looked at
 constexpr Duration kShortGrace = 5s;           // of connections, where hosts shall have few
-constexpr std::size_t kKnownForEach = 16;      // peers of each connection, there
+constexpr std::size_t kKnownForEach = 16;      // such hosts know so many peers for each connection
 constexpr Duration kTrainerKeepalive = 10min;  // of no use where a killed trainer resets its connections at once
 
 /// Returns the larger one. What is no number is worse than all that are, where std::max would drop it.

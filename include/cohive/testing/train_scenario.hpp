@@ -59,7 +59,8 @@ struct TrainScenarioReport {
   double dht_bytes = 0;              ///< of these, of the DHT's calls: without what carries them
   double shard_bytes = 0;            ///< of these, of calls for progress in shards: the same
   double shard_bytes_busiest = 0;    ///< the same of the trainer that sent most of them
-  /// Of the samples as trainers reckon them, in epochs: the 95th percentile, from soon after the last arrival on.
+  /// The 95th percentile of how far trainers' reckoning of an epoch's samples is off, in epochs. Looks begin soon after
+  /// the last arrival.
   double samples_error = 0;
   double speed_error = 0;          ///< of all trainers' speed as the worst one takes it at the end, by itself
   double waiting = 0;              ///< share of their time that trainers waited in synchronise()

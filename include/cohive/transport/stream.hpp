@@ -155,7 +155,8 @@ class Connection {
   virtual bool closed() const = 0;
   /// Returns why the connection has ended.
   virtual Error close_reason() const = 0;
-  /// Whether the peer has said that it ends the connection: one that is lost ends without a word.
+  /// Tells whether the peer has announced that it ends the connection. A connection that is lost, as when the peer's
+  /// process is killed, ends without that.
   virtual bool ended_by_peer() const = 0;
   /// Waits until the connection has ended, for whatever reason.
   virtual Task<void> wait_closed() = 0;

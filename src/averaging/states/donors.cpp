@@ -257,8 +257,9 @@ Task<Result<DownloadedState>> download_from_donors(Dht& dht, DownloadSetup setup
     auto known = divide_donors(found, setup, is_liar, is_no_help);
     auto election = co_await elect_donor(dht, std::move(known.voters), setup.pieces, deadline);
     std::vector<PeerId> order = std::move(election.order);
-    setup.pieces.vouched = setup.pieces.vouched || election.believed > 0;
-    const std::size_t most_believed = election.believed > 0 ? election.believed : order.size();
+    const bool some_agree = election.believed > 0;
+    setup.pieces.vouched = setup.pieces.vouched || some_agree;
+    const std::size_t most_believed = some_agree ? election.believed : order.size();
     order.insert(order.end(), known.others.begin(), known.others.end());
     DonorQueue queue(std::move(order), most_believed);
     DonorPaces paces;

@@ -3,8 +3,8 @@
 //   client -> the root it wants, or none;  donor -> [still preparing] ..., root and size of its manifest
 //   no root wanted: donor -> the manifest, in chunks;  another root wanted than the donor's: the donor ends the call
 //   client -> piece numbers, several ahead;  donor -> those pieces, in that order;  the client drops the call.
-// What arrives is believed by its hash (manifest.hpp). When there has only been the donor that made the manifest, its
-// pieces are taken on trust and hashed once another donor is to go on.
+// A piece is believed by its hash (manifest.hpp). The pieces of a donor that was the only one from the beginning are
+// taken on trust, and hashed once another donor is to go on.
 #pragma once
 
 #include <algorithm>

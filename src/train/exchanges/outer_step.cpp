@@ -201,7 +201,7 @@ msgpack::Value OuterStep::greeting(std::uint64_t) const {
   return greeting;
 }
 
-/// It has made fewer steps.
+/// A member that has made fewer outer steps is late.
 bool OuterStep::is_late(const averaging::Member& member, const averaging::Member& own) const {
   const auto theirs = greeting_of(member).steps;
   return theirs && *theirs < greeting_of(own).steps.value_or(0);

@@ -36,7 +36,7 @@ class ShardLeader {
     ShardReport report;
     std::string network;
     TimePoint heard;
-    bool lost = false;  // the connection, since
+    bool lost = false;  // its connection was lost since then
   };
   struct Shard {
     std::unordered_map<PeerId, Member> members{};

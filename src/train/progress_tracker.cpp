@@ -128,6 +128,7 @@ void ProgressTracker::report(std::uint64_t epoch, double samples) {
   samples_ = samples;
   if (samples > 0) active_epoch_ = std::max(global.epoch, epoch);
   publish();
+  if (sharded_ && is_misjudged()) fetch_soon();
 }
 
 void ProgressTracker::begin_anew(std::uint64_t epoch) {
@@ -363,7 +364,7 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
 }
 
 Task<void> ProgressTracker::refresh() {
-  if (sharded_) co_return co_await refresh_from_shards();
+  if (sharded_ || co_await found_in_shards()) co_return co_await refresh_from_shards();
   auto found = co_await read_record();
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;

@@ -109,6 +109,44 @@ TEST(ShardSums, DoNotShrinkWhileTheFirstTrainersEndTheEpoch) {
   EXPECT_DOUBLE_EQ(run.samples, 16'000);
 }
 
+TEST(ShardSums, OfLeadersThatKnowFewOfAShardsTrainersAreLeftOut) {
+  const auto of = [](double trainers) { return ProgressSum{.samples = 10 * trainers, .trainers = trainers}; };
+  const auto left = [](std::vector<std::vector<ProgressSum>> shards) {
+    leave_out_partial(shards);
+    std::vector<std::vector<double>> trainers;
+    for (const auto& views : shards) {
+      trainers.emplace_back();
+      for (const ProgressSum& view : views) trainers.back().push_back(view.trainers);
+    }
+    return trainers;
+  };
+  using Kept = std::vector<std::vector<double>>;
+  EXPECT_EQ(left({{of(60), of(61), of(1)}, {of(1), of(3), of(58)}, {of(64), of(40)}}),
+            (Kept{{60, 61}, {58}, {64, 40}}));
+  EXPECT_EQ(left({{of(60), of(61), of(60)}, {of(4), of(3)}}), (Kept{{60, 61, 60}, {4, 3}})) << "nobody knows more";
+  EXPECT_EQ(left({{of(5), of(90), of(88)}}), (Kept{{90, 88}})) << "of one shard";
+  EXPECT_EQ(left({}), Kept{});
+}
+
+TEST(ShardSums, AreNewsWhereOthersReckonSomethingElse) {
+  const ProgressSum before = shard(1000);  // a hundred a second
+  const auto is_news_then = [&](const ProgressSum& sum) { return is_news(sum, before, 10'000, kTimeOfSums + 10); };
+  const auto later = [](double samples, double trainers = 64) {
+    ProgressSum sum = shard(samples);
+    sum.time += 10;
+    sum.trainers = trainers;
+    return sum;
+  };
+  EXPECT_FALSE(is_news_then(later(2000)));
+  EXPECT_FALSE(is_news_then(later(2100)));
+  EXPECT_FALSE(is_news_then(later(2000, 60))) << "who has gone is missed in the samples";
+  EXPECT_TRUE(is_news_then(later(1800)));
+  EXPECT_TRUE(is_news_then(later(2200)));
+  EXPECT_TRUE(is_news_then(later(2000, 70)));
+  EXPECT_TRUE(is_news_then(shard(2000, 8)));
+  EXPECT_FALSE(is_news(later(60'000), before, 10'000, kTimeOfSums + 200)) << "beyond the target nothing counts";
+}
+
 TEST(ShardSums, OneThatLiesChangesTheRunByFivePercentAtMost) {
   const double honest = sum_up(trainers(64), kWholeEpoch, kTimeOfSums).samples;
   const double run = 16 * honest, speed = 16 * honest / 10;

@@ -85,7 +85,8 @@ class Sharded : public dht::DhtSwarm {
     const GlobalProgress seen = tracker.snapshot();
     return kSamplesOfEpoch - (seen.eta - nodes[0]->now()) * seen.samples_per_second;
   }
-  bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 0; }
+  /// It has sent a report; who asks whether there are shards sends less.
+  bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 150; }
   /// How many entries the run's record has.
   std::size_t entries() {
     const auto found = swarm.run(nodes[0]->get("run_progress", true));
@@ -191,6 +192,34 @@ TEST_F(Sharded, ANewcomerFindsTheWayFromTheRecord) {
   EXPECT_FALSE(newcomer.trainers().empty());
   EXPECT_TRUE(in_shards(newcomer));
   EXPECT_EQ(entries(), 1u);
+}
+
+/// Where many come at once, those that hold the record of a large run have enough to send.
+TEST_F(Sharded, ANewcomerOfALargeRunReportsInShardsFromTheFirstLookOn) {
+  add_trainers(24);
+  train(60);
+  ProgressTracker& newcomer = add_trainer();
+  while (!newcomer.looked()) swarm.pass(50ms);
+  EXPECT_TRUE(newcomer.others_began());
+  EXPECT_EQ(newcomer.snapshot().peers, 24u);
+  EXPECT_NEAR(reckoned(newcomer), samples(), samples() * 0.05);
+  for (int second = 0; second < 10; ++second) {
+    train(1);
+    EXPECT_EQ(entries(), 1u) << "it reports elsewhere";
+  }
+  EXPECT_TRUE(in_shards(newcomer));
+}
+
+/// Trainers that wait, as for a slow round, make no samples. What others reckon of them is not what they would have
+/// made.
+TEST_F(Sharded, TrainersThatWaitAreNotTakenToTrainOn) {
+  add_trainers(24);
+  train(60);
+  swarm.pass(60s);
+  const double made = 24 * kSpeedOfTrainer;  // in a second
+  for (const Trainer& trainer : trainers) EXPECT_NEAR(reckoned(*trainer.tracker), samples(), 25 * made);
+  train(6);
+  for (const Trainer& trainer : trainers) EXPECT_NEAR(reckoned(*trainer.tracker), samples(), 8 * made);
 }
 
 TEST_F(Sharded, WhoDoesNotTrainIsToldOfAllAndOfSome) {

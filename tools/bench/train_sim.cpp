@@ -58,6 +58,7 @@ nlohmann::json train_sim(const Settings& settings) {
     if (settings.local_steps > 0) use_local_steps(scenario, settings);
     scenario.tune = [&settings, tune = std::move(scenario.tune)](train::RunOptions& options) {
       options.tracker_options.sharded_above = settings.sharded_above;
+      options.target_group_size = settings.group;
       if (tune) tune(options);
     };
     const sim::TrainScenarioReport report = sim::run_training(scenario);

@@ -169,7 +169,10 @@ class ProgressTracker {
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
   bool trains() const;
   ShardReport own_report() const;
+  bool is_misjudged() const;
   ShardReport report_for_others() const;
+  void enter_shards(Duration patience);
+  Task<bool> found_in_shards();
   void note_way(std::size_t peers, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);
@@ -220,10 +223,6 @@ class ProgressTracker {
   bool exchanging_ = false;
   // In shards: the last look, the last answer, the last one of a run that is large enough, and the next try.
   TimePoint exchanged_{}, answered_{}, large_at_{}, not_before_{};
-  // The epoch and the trainers of the run are kept as the leaders of the shard told them last: the next look is sooner
-  // where they have changed.
-  std::uint64_t run_epoch_ = 0;
-  double run_trainers_ = 0;
   double changed_at_ = 0, batch_ = 0;  // Unix seconds of the last change of samples_, and how many then
   std::uint64_t heard_ = 0;            // the epoch of most strangers with a connection
   double newest_expiration_ = 0;       // of our own report, by whatever our clock was

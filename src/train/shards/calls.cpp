@@ -17,8 +17,9 @@ constexpr std::size_t kMostPlaces = 64;
 constexpr std::size_t kMostAvoided = 4096;
 // A search costs as much as a minute of reports. A node that has come meanwhile and is nearer is one of three leaders.
 constexpr Duration kSearchAgain = 60s, kSearchAtOnce = 2s;
-constexpr Duration kAfterFailure = 30s;
-constexpr Duration kFirstRefusal = 5s, kLastRefusal = 10min;  // twice as long each time
+// A leader that does not answer is passed over for a while, twice as long each time. One whose line is full for some
+// seconds, as at the end of an epoch, leads on: whoever passes it over asks another one, which knows few of the shard.
+constexpr Duration kFirstPause = 5s, kLastPause = 30s, kLastRefusal = 10min;
 constexpr Duration kLeaderTime = 3s;
 
 }  // namespace
@@ -38,10 +39,9 @@ ShardCalls::ShardCalls(Dht& dht, const std::string& run_id) : dht_(dht), method_
 void ShardCalls::avoid(const PeerId& node, const Error& why) {
   if (avoided_.size() >= kMostAvoided) avoided_.clear();
   Avoided& avoided = avoided_[node];
-  Duration pause = kAfterFailure;
-  if (why == transport::Errc::protocol_not_supported)
-    pause = avoided.refusal = std::clamp<Duration>(2 * avoided.refusal, kFirstRefusal, kLastRefusal);
-  avoided.until = dht_.runtime().now() + pause;
+  const Duration longest = why == transport::Errc::protocol_not_supported ? kLastRefusal : kLastPause;
+  avoided.pause = std::clamp<Duration>(2 * avoided.pause, kFirstPause, longest);
+  avoided.until = dht_.runtime().now() + avoided.pause;
 }
 
 Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadline) {
@@ -96,6 +96,7 @@ Task<void> ShardCalls::ask_one(Asking& of, std::uint32_t draw) {
       if (const int most = static_cast<int>(draw); read.reports_size() > most)
         read.mutable_reports()->DeleteSubrange(most, read.reports_size() - most);
       of.answers.push_back({node, std::move(read)});
+      self.avoided_.erase(node);
       co_return;
     }
     self.avoid(node, reply ? Error(cohive::Errc::malformed) : reply.error());

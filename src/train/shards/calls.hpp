@@ -50,7 +50,7 @@ class ShardCalls {
   };
   struct Avoided {
     TimePoint until{};
-    Duration refusal{};  // the last pause after one
+    Duration pause{};  // the last one
   };
   struct Asking;
   static Task<void> ask_one(Asking& of, std::uint32_t draw);

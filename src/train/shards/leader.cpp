@@ -27,7 +27,7 @@ constexpr std::uint32_t kMostDrawn = 16;  // reports in a reply
 constexpr Duration kMemberLife = 25s, kLifeLost = 3s;
 constexpr Duration kClaimLife = 13s;  // a sum every four
 constexpr Duration kShardLife = 60s;  // without a call
-constexpr Duration kTellAgain = 4s, kTellSoon = 1500ms, kTellLeast = 500ms;
+constexpr Duration kTellAgain = 4s, kTellSoon = 1500ms, kAddUpAgain = 1s, kTellLeast = 500ms;
 constexpr Duration kReadRecord = 4s;
 constexpr Duration kOldestRun = 20s;  // that is told on
 constexpr Duration kCallTime = 5s;
@@ -143,8 +143,9 @@ Result<> ShardLeader::take_report(const PeerId& caller, const std::string& envel
     return Error(rpc::Errc::busy, "a shard has too many trainers of one network");
   const bool first = shard.members.empty();
   shard.members[caller] = {envelope, opened->report, network, runtime_.now()};
-  const auto ahead = static_cast<std::size_t>(std::ranges::count_if(
-      shard.members, [&](const auto& member) { return member.second.report.epoch > shard.epoch; }));
+  const std::uint64_t told = shard.told ? shard.told->epoch : 0;
+  const auto ahead = static_cast<std::size_t>(
+      std::ranges::count_if(shard.members, [told](const auto& member) { return member.second.report.epoch > told; }));
   if (first || ahead > shard.members.size() / 2) changed_.notify_all();
   return ok();
 }
@@ -204,17 +205,21 @@ bool ShardLeader::is_fresh(const Claim& claim) const {
 
 /// Returns what the nearest leaders say of each shard.
 std::vector<ProgressSum> ShardLeader::shards_of(int bits, double now) const {
-  std::vector<ProgressSum> shards;
+  std::vector<std::vector<ProgressSum>> views;  // of each shard, the nearest leader's first
   for (const auto& [name, claims] : claims_) {
     if (name.bits != bits) continue;
     std::vector<const Claim*> fresh;
     for (const auto& [leader, claim] : claims)
       if (is_fresh(claim)) fresh.push_back(&claim);
     std::ranges::sort(fresh, {}, &Claim::distance);
-    std::vector<ProgressSum> views;
-    for (std::size_t i = 0; i < std::min(kLeaders, fresh.size()); ++i) views.push_back(fresh[i]->sum);
-    if (const auto shard = middle_of(views, now)) shards.push_back(*shard);
+    views.emplace_back();
+    for (const Claim* claim : fresh) views.back().push_back(claim->sum);
   }
+  leave_out_partial(views);
+  std::vector<ProgressSum> shards;
+  for (const auto& of_one : views)
+    if (const auto shard = middle_of(std::span(of_one).first(std::min(kLeaders, of_one.size())), now))
+      shards.push_back(*shard);
   return shards;
 }
 
@@ -278,22 +283,35 @@ void ShardLeader::forget_old() {
 
 // ---- What it tells
 
-/// Tells the sum of a shard. Returns whether it is worth telling again soon: where the run has another epoch, and where
-/// the shard grows.
-Task<bool> ShardLeader::tell_sum(ShardName name) {
+/// What others reckon from the last sum is told anew when it is wrong, and otherwise now and then.
+bool ShardLeader::is_to_be_told(const Shard& shard, const ProgressSum& sum) const {
+  const TimePoint now = runtime_.now();
+  if (!shard.told || now >= shard.due || sum.epoch != shard.told->epoch) return true;
+  const double trainers = shard.run ? std::max(shard.run->trainers, sum.trainers) : sum.trainers;
+  const double share = options_.target_batch_size * sum.trainers / std::max(1.0, trainers);
+  return now >= shard.next &&
+         (!shard.run || shard.run->epoch != sum.epoch || is_news(sum, *shard.told, share, dht_.now()));
+}
+
+/// Adds the trainers of a shard up, and tells what they come to if it is worth it.
+Task<void> ShardLeader::tell_sum(ShardName name) {
   std::vector<ShardReport> reports;
   for (const auto& [peer, member] : shards_[name].members) reports.push_back(member.report);
-  if (reports.empty()) co_return false;
+  if (reports.empty()) co_return;
   const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
-  shards_[name].epoch = sum.epoch;
-  const double grown = sum.trainers - std::exchange(shards_[name].trainers, sum.trainers);
+  if (!is_to_be_told(shards_[name], sum)) co_return;
+  const auto after = [this](Duration pause) {
+    return runtime_.now() + from_seconds(to_seconds(pause) * (0.75 + runtime_.random_unit() / 2));
+  };
+  Shard& shard = shards_[name];
+  shard.told = sum;
+  shard.next = after(kTellSoon), shard.due = after(kTellAgain);
   auto request = about(name);
   request.set_root(true);
   encode_sum(sum, *request.mutable_sum());
   const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(request), runtime_.after(kCallTime));
   const auto run = run_in(answers, dht_.now());
   if (run && shards_.contains(name)) shards_[name].run = run;
-  co_return !run || run->epoch != sum.epoch || grown > kGrowing * sum.trainers;
 }
 
 Task<void> ShardLeader::lead(ShardLeader& self) {
@@ -302,11 +320,9 @@ Task<void> ShardLeader::lead(ShardLeader& self) {
     if (self.shards_.empty()) co_await self.changed_.wait();
     std::vector<ShardName> names;
     for (const auto& [name, shard] : self.shards_) names.push_back(name);
-    bool soon = false;
-    for (const ShardName& name : names) soon = co_await self.tell_sum(name) || soon;
+    for (const ShardName& name : names) co_await self.tell_sum(name);
     co_await self.runtime_.sleep_for(kTellLeast);
-    const double wait = to_seconds(soon ? kTellSoon : kTellAgain) * (0.75 + self.runtime_.random_unit() / 2);
-    (void)co_await self.changed_.wait(self.runtime_.after(from_seconds(wait)));
+    (void)co_await self.changed_.wait(self.runtime_.after(kAddUpAgain - kTellLeast));
   }
 }
 

@@ -40,8 +40,8 @@ class ShardLeader {
   };
   struct Shard {
     std::unordered_map<PeerId, Member> members{};
-    std::uint64_t epoch = 0;           // as last told
-    double trainers = 0;               // as last told
+    std::optional<ProgressSum> told{};  // last, and when it may be told again, and has to be
+    TimePoint next{}, due{};
     std::optional<ProgressSum> run{};  // as last heard
     TimePoint used{};
   };
@@ -66,7 +66,8 @@ class ShardLeader {
   std::vector<ProgressSum> shards_of(int bits, double now) const;
   static Task<void> lead(ShardLeader& self);
   static Task<void> lead_run(ShardLeader& self);
-  Task<bool> tell_sum(ShardName name);
+  bool is_to_be_told(const Shard& shard, const ProgressSum& sum) const;
+  Task<void> tell_sum(ShardName name);
   void forget_old();
   Task<void> read_record();
   Task<bool> another_writes();

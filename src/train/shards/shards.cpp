@@ -1,5 +1,7 @@
 #include "shards.hpp"
 
+#include <algorithm>
+
 #include "cohive/core/combine.hpp"
 
 namespace cohive::train {
@@ -14,15 +16,24 @@ constexpr std::size_t kBeginInOne = 384;    // trainers: a shard has room for mo
 ProgressShards::ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options)
     : dht_(dht), options_(options), calls_(dht, options.run_id), leader_(dht, std::move(key), options, calls_) {}
 
-/// How many shards there are, the leaders of the run know. The first trainers, which see unlike numbers of others,
-/// begin in one, which the leaders divide: in shards of several sizes none would hold all of them.
-Task<void> ProgressShards::ask_for_bits(std::size_t trainers, Deadline deadline) {
+Task<std::vector<ShardCalls::Answer>> ProgressShards::ask_root(Deadline deadline) {
   proto::ProgressRequest asked;
   asked.set_root(true);
-  const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
+  co_return co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
+}
+
+void ProgressShards::follow(const ProgressSum& run) {
+  bits_ = run.bits;
+  counted_ = run.counted;
+}
+
+Task<bool> ProgressShards::find_run(double trainers, Deadline deadline) {
+  const auto answers = co_await ask_root(deadline);
+  const auto know = std::ranges::count_if(answers, [](const auto& answer) { return answer.reply.has_run(); });
   const auto run = run_in(answers, dht_.now());
-  bits_ = run ? run->bits : trainers > kBeginInOne ? bits_for(static_cast<double>(trainers), 0) : 0;
-  if (run) counted_ = run->counted;
+  if (!run || 2 * know <= std::ssize(answers) || run->trainers < trainers) co_return false;
+  follow(*run);
+  co_return true;
 }
 
 Task<void> ProgressShards::tell(ProgressShards& self, ShardName shard, proto::ProgressRequest request,
@@ -33,7 +44,12 @@ Task<void> ProgressShards::tell(ProgressShards& self, ShardName shard, proto::Pr
 Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report,
                                                                    std::size_t trainers) {
   const Deadline deadline = dht_.runtime().after(kExchangeTime);
-  if (!bits_) co_await ask_for_bits(trainers, deadline);
+  if (!bits_) {
+    // How many shards there are, the leaders of the run know. The first trainers, which see unlike numbers of others,
+    // begin in one, which the leaders divide: in shards of several sizes none would hold all of them.
+    bits_ = trainers > kBeginInOne ? bits_for(static_cast<double>(trainers), 0) : 0;
+    if (const auto run = run_in(co_await ask_root(deadline), dht_.now())) follow(*run);
+  }
   const ShardName shard = shard_of(options_.run_id, dht_.host().id(), *bits_);
   auto request = about(shard);
   request.set_draw(kReportsDrawn);
@@ -57,14 +73,16 @@ Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional
     co_return std::nullopt;
   }
   if (report) reported_ = report;
-  Seen seen{run_in(answers, dht_.now()), {}};
+  const double now = dht_.now();
+  Seen seen{run_in(answers, now), {}};
   if (seen.run) {
-    bits_ = seen.run->bits;
-    counted_ = seen.run->counted;
+    follow(*seen.run);
+    seen.is_news = !run_ || is_news(*seen.run, *run_, options_.target_batch_size, now);
+    run_ = seen.run;
   }
   for (const auto& [leader, reply] : answers)
     for (const auto& envelope : reply.reports())
-      if (auto opened = open_report(as_bytes(envelope), options_.run_id, dht_.now()))
+      if (auto opened = open_report(as_bytes(envelope), options_.run_id, now))
         seen.reports.push_back(std::move(*opened));
   co_return seen;
 }

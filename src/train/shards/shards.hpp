@@ -23,10 +23,13 @@ class ProgressShards {
   ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options);
   /// Leads shards from now on, where this node is next to their keys.
   void serve() { leader_.serve(); }
+  /// Asks the leaders of the run, and returns whether most of them know it, with so many trainers at least.
+  Task<bool> find_run(double trainers, Deadline deadline);
   /// A look shows what the shards say of the run.
   struct Seen {
     std::optional<ProgressSum> run;     ///< unset while leaders do not know it
     std::vector<SignedReport> reports;  ///< of some other trainers, drawn
+    bool is_news = false;               ///< `run` is not what was to be expected after the look before
   };
   /// Reports, and looks at the run. nullopt when no leader answers.
   /// \param report    unset: this peer does not train
@@ -42,7 +45,8 @@ class ProgressShards {
   std::uint64_t bytes_sent() const noexcept { return calls_.bytes_sent() + leader_.bytes_sent(); }
 
  private:
-  Task<void> ask_for_bits(std::size_t trainers, Deadline deadline);
+  Task<std::vector<ShardCalls::Answer>> ask_root(Deadline deadline);
+  void follow(const ProgressSum& run);
   static Task<void> tell(ProgressShards& self, ShardName shard, proto::ProgressRequest request, Deadline deadline);
 
   Dht& dht_;
@@ -52,6 +56,7 @@ class ProgressShards {
   std::optional<int> bits_;     // of the shard that is asked
   std::optional<int> counted_;  // of the one that counts by now
   std::optional<ShardReport> reported_;
+  std::optional<ProgressSum> run_;  // as it was seen last
   std::set<ShardName> reported_in_;
 };
 

@@ -26,6 +26,9 @@ constexpr double kFirstBatches = 10;  // seconds in which few have finished one:
 // shards a wrong one changes the whole by 4 % at most.
 constexpr double kSmallestShard = 0.5, kLargestShard = 1.6;
 constexpr std::size_t kShardsToCompare = 4;
+// Of the trainers that were counted, so many have come: the sum is told again soon. The same of the samples of an epoch
+// that are missing, or that nobody expected.
+constexpr double kGrowing = 0.05, kUnforeseen = 0.015;
 
 bool is_plausible(double value, double most) {
   return value >= 0 && value <= most;  // false for NaN
@@ -177,6 +180,22 @@ std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double 
   sum.bits = static_cast<int>(middle(&ProgressSum::bits));
   sum.counted = static_cast<int>(middle(&ProgressSum::counted));
   return sum;
+}
+
+bool is_news(const ProgressSum& sum, const ProgressSum& before, double share, double now) {
+  return sum.epoch != before.epoch || sum.trainers > (1 + kGrowing) * before.trainers ||
+         std::abs(std::min(sum.samples_at(now), share) - std::min(before.samples_at(now), share)) > kUnforeseen * share;
+}
+
+void leave_out_partial(std::vector<std::vector<ProgressSum>>& shards) {
+  std::vector<double> trainers;
+  for (const auto& views : shards)
+    for (const ProgressSum& view : views) trainers.push_back(view.trainers);
+  if (trainers.empty()) return;
+  const double least = kSmallestShard * median(trainers);
+  const auto is_partial = [least](const ProgressSum& view) { return view.trainers < least; };
+  for (auto& views : shards)
+    if (!std::ranges::all_of(views, is_partial)) std::erase_if(views, is_partial);
 }
 
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) {

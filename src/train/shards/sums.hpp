@@ -37,9 +37,6 @@ struct ShardName {
   friend auto operator<=>(const ShardName&, const ShardName&) = default;
 };
 inline constexpr int kMostBits = 10;
-/// A share of the trainers that have come since they were counted last: where it is larger, they are counted again
-/// soon.
-inline constexpr double kGrowing = 0.05;
 
 /// Returns the shard that a trainer reports in.
 ShardName shard_of(const std::string& run_id, const PeerId& trainer, int bits);
@@ -72,6 +69,13 @@ std::optional<ProgressSum> decode_sum(const proto::ProgressSum& message, double 
 ProgressSum sum_up(std::span<const ShardReport> reports, double target, double now, double times = 1);
 /// Returns what most of several leaders say of the same trainers; nullopt where there is none.
 std::optional<ProgressSum> middle_of(std::span<const ProgressSum> views, double now);
+/// Tells whether a sum of trainers is not what others reckon from an earlier one: the epoch has ended, many have come,
+/// or the samples are off.
+/// \param share  samples of an epoch that these trainers make
+bool is_news(const ProgressSum& sum, const ProgressSum& before, double share, double now);
+/// Leaves views of a shard out that are of few of its trainers, where there are others: a node that is asked in a
+/// leader's place knows few. \param shards  what leaders say of each
+void leave_out_partial(std::vector<std::vector<ProgressSum>>& shards);
 /// Adds up the shards of a run, of which some may be missing. A shard holds trainers that were drawn by a hash, so that
 /// all are about alike: one that is not counts for what the others make plausible.
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now);

@@ -10,13 +10,16 @@
 namespace cohive::train {
 namespace {
 
-// How often a trainer reports and looks, at least and where the run is not known yet, and how long it waits
+// How often a trainer reports and looks, at least and where the run is not as it was expected, and how long it waits
 // for leaders, or before it tries again.
 constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange = 1s;
+// What others reckon of a trainer may be off by so many batches, and by such a part of what it does in an epoch.
+constexpr double kBatchesOff = 1.5, kShareOff = 0.03;
 constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s, kWayAgainUnheard = 5s;
 constexpr double kLongestHalfBatch = 60;  // seconds
-constexpr Duration kGoodbyeTime = 10s;
-constexpr double kLeastRate = 1e-20;  // never zero, as reports have it
+constexpr Duration kGoodbyeTime = 10s, kFirstLookTime = 3s;
+constexpr double kLargeEnough = 0.75;  // a run for shards, in TrackerOptions::sharded_above
+constexpr double kLeastRate = 1e-20;   // never zero, as reports have it
 
 }  // namespace
 
@@ -25,11 +28,26 @@ bool ProgressTracker::trains() const {
   return active_epoch_ && *active_epoch_ + 1 >= snapshot().epoch;
 }
 
-/// Samples come batch by batch: on average half of the next one has been computed.
+/// Samples come batch by batch: on average half of the next one has been computed. A trainer that waits, or whose batch
+/// takes long, makes no more than this.
 ShardReport ProgressTracker::own_report() const {
   const double speed = ema_.samples_per_second();
   const double half = std::min(batch_ / speed / 2, kLongestHalfBatch);
-  return {epoch_, std::max(0.0, samples_), speed, changed_at_ + half, options_.client_mode};
+  const double time = std::max(changed_at_ + half, dht_.now() - half);
+  return {epoch_, std::max(0.0, samples_), speed, time, options_.client_mode};
+}
+
+/// Tells whether others reckon something else than this trainer's samples, from its last report or as they have none.
+/// That of a new epoch is on its way.
+bool ProgressTracker::is_misjudged() const {
+  const auto& told = shards_->reported();
+  if (!told) return trains() && !withdrawn_;
+  if (told->epoch != epoch_) return false;
+  const ShardReport own = own_report();
+  const double reckoned = told->samples + (own.time - told->time) * told->samples_per_second;
+  const double speed = std::max(snapshot().samples_per_second, own.samples_per_second);
+  const double share = options_.target_batch_size * own.samples_per_second / speed;
+  return std::abs(own.samples - reckoned) > std::max(kBatchesOff * batch_, kShareOff * share);
 }
 
 /// Anybody can write what looks like the sum of shards. Trainers of a run that reports in shards are not in the record.
@@ -48,10 +66,25 @@ void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
   const bool others_left = 2 * known > options_.sharded_above && 2 * peers < known;
   const bool goes = peers > options_.sharded_above || sum_seen || others_left;
   if (!goes || runtime_.now() < not_before_) return;
-  sharded_ = true;
-  answered_ = large_at_ = runtime_.now();
-  if (others_left && !sum_seen) answered_ -= kLongestSilence - kLeadersTime;
+  enter_shards(others_left && !sum_seen ? kLeadersTime : kLongestSilence);
   fetch_soon();
+}
+
+/// \param patience  in which leaders have to answer, or it goes back to the record
+void ProgressTracker::enter_shards(Duration patience) {
+  sharded_ = true;
+  large_at_ = runtime_.now();
+  answered_ = large_at_ - (kLongestSilence - patience);
+}
+
+/// The record of a run that has left it is not worth reading, and where many come at once those that hold it have
+/// enough to send.
+Task<bool> ProgressTracker::found_in_shards() {
+  if (looked_ || options_.sharded_above == 0) co_return false;
+  const auto least = static_cast<double>(options_.sharded_above) * kLargeEnough;
+  if (!co_await shards_->find_run(least, runtime_.after(kFirstLookTime))) co_return false;
+  enter_shards(kLeadersTime);
+  co_return true;
 }
 
 /// \param away  for how long it reports in the record at least
@@ -84,7 +117,7 @@ Task<void> ProgressTracker::refresh_from_shards() {
   }
   answered_ = runtime_.now();
   const ProgressSum& run = *seen->run;
-  if (4 * run.trainers >= 3.0 * static_cast<double>(options_.sharded_above)) large_at_ = answered_;
+  if (run.trainers >= kLargeEnough * static_cast<double>(options_.sharded_above)) large_at_ = answered_;
   if (answered_ - large_at_ > kSmallTime) co_return co_await leave_shards(kWayAgain);
   drawn_ = true;
   std::vector<Entry> entries;
@@ -100,7 +133,10 @@ Task<void> ProgressTracker::refresh_from_shards() {
   const bool next = global.met == 0 && !met_.empty() && run.epoch > epoch_;
   if (!options_.auxiliary) global.epoch = next ? epoch_ + 1 : std::max(epoch_, std::min(global.epoch, run.epoch));
   count_run(run, global);
-  looked_ = true;
+  if (!std::exchange(looked_, true)) others_began_ = true;
+  // How far an epoch that has just begun will get tells its beginning, and of a run that grows each look tells more.
+  if (run.epoch >= epoch_ && !seen->is_news)
+    next_fetch_ = exchanged_ + std::clamp<Duration>((exchanged_ - entered_) / 2, kExchangeSoon, kExchangeAgain);
   set(global);
 }
 
@@ -121,11 +157,6 @@ void ProgressTracker::count_run(const ProgressSum& run, GlobalProgress& global) 
   }
   const double wait = until_target(global);
   global.eta = dht_.now() + wait;
-  // Of an epoch that has just begun the next look tells more, and of a run that grows.
-  const bool known_before = std::exchange(run_epoch_, run.epoch) == run.epoch;
-  const double grown = run.trainers - std::exchange(run_trainers_, run.trainers);
-  if (run.epoch >= epoch_ && known_before && grown <= kGrowing * run.trainers)
-    next_fetch_ = runtime_.now() + kExchangeAgain;
 }
 
 }  // namespace cohive::train

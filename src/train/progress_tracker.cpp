@@ -58,6 +58,7 @@ void ProgressTracker::start() {
   answers_->serve();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
+  if (options_.sharded_above > 0) tasks_.spawn(look_for_shards(*this), "look for shards");
 }
 
 Task<void> ProgressTracker::close(Deadline deadline) {
@@ -357,6 +358,7 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
     // All reports are signed: of what strangers have put beside them there may be any amount.
     auto drawn = co_await dht_.get_sampled(key, kReplicasDrawn, {.most_entries = kRecordsSampled, .only_owned = true});
     if (!drawn || !drawn->is_sampled() || drawn->held > kTooManyPeers) co_return drawn;
+    if (!looked_ && co_await found_in_shards()) co_return drawn;
   }
   // Some replicas may lack what others have, and of few trainers each report counts.
   if (!looked_ || readers_of(last) > kManyPeers) co_return co_await dht_.get_sampled(key, kReplicasRead);
@@ -364,13 +366,13 @@ Task<Result<dht::GetResult>> ProgressTracker::read_record() {
 }
 
 Task<void> ProgressTracker::refresh() {
-  if (sharded_ || co_await found_in_shards()) co_return co_await refresh_from_shards();
+  if (sharded_) co_return co_await refresh_from_shards();
   auto found = co_await read_record();
   if (!found && found.error() == cohive::Errc::timeout) {  // says nothing about the other trainers
     next_fetch_ = runtime_.now() + options_.default_refresh_period;
     co_return ask_missing_members();
   }
-  if (sharded_) co_return;  // since another look
+  if (sharded_) co_return co_await refresh_from_shards();  // since it began to read
   record_ = found ? std::move(*found) : dht::GetResult();
   take_in();
   dial_strangers();

@@ -173,6 +173,7 @@ class ProgressTracker {
   ShardReport report_for_others() const;
   void enter_shards(Duration patience);
   Task<bool> found_in_shards();
+  static Task<void> look_for_shards(ProgressTracker& self);
   void note_way(std::size_t peers, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);

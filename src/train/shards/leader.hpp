@@ -55,6 +55,7 @@ class ShardLeader {
 
   Task<Result<std::string>> answer(PeerId caller, std::string bytes, bool local);
   Result<> answer_member(const PeerId& caller, const proto::ProgressRequest& request, proto::ProgressReply& reply);
+  /// Errc::malformed for one that cannot be; one for which a shard has no room is left out.
   Result<> take_report(const PeerId& caller, const std::string& envelope, Shard& shard);
   static bool make_room(Shard& shard, const std::string& network);
   std::size_t nodes_within(const dht::DhtId& distance, const dht::DhtId& key) const;

@@ -9,7 +9,6 @@ namespace {
 
 constexpr Duration kExchangeTime = 8s;
 constexpr std::uint32_t kReportsDrawn = 6;  // 150 bytes each
-constexpr std::size_t kBeginInOne = 384;    // trainers: a shard has room for more
 
 }  // namespace
 
@@ -41,13 +40,12 @@ Task<void> ProgressShards::tell(ProgressShards& self, ShardName shard, proto::Pr
   (void)co_await self.calls_.ask(key_of(self.options_.run_id, shard), std::move(request), deadline);
 }
 
-Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report,
-                                                                   std::size_t trainers) {
+Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional<ShardReport> report) {
   const Deadline deadline = dht_.runtime().after(kExchangeTime);
   if (!bits_) {
     // How many shards there are, the leaders of the run know. The first trainers, which see unlike numbers of others,
     // begin in one, which the leaders divide: in shards of several sizes none would hold all of them.
-    bits_ = trainers > kBeginInOne ? bits_for(static_cast<double>(trainers), 0) : 0;
+    bits_ = 0;
     if (const auto run = run_in(co_await ask_root(deadline), dht_.now())) follow(*run);
   }
   const ShardName shard = shard_of(options_.run_id, dht_.host().id(), *bits_);

@@ -32,9 +32,8 @@ class ProgressShards {
     bool is_news = false;               ///< `run` is not what was to be expected after the look before
   };
   /// Reports, and looks at the run. nullopt when no leader answers.
-  /// \param report    unset: this peer does not train
-  /// \param trainers  as far as is known before the first look
-  Task<std::optional<Seen>> exchange(std::optional<ShardReport> report, std::size_t trainers);
+  /// \param report  unset: this peer does not train
+  Task<std::optional<Seen>> exchange(std::optional<ShardReport> report);
   /// Takes the report back.
   Task<void> withdraw(Deadline deadline);
   /// Takes it back, and leads no longer.

@@ -17,7 +17,9 @@ constexpr Duration kExchangeAgain = 9s, kExchangeSoon = 2500ms, kLeastExchange =
 constexpr double kBatchesOff = 1.5, kShareOff = 0.03;
 constexpr Duration kLongestSilence = 30s, kLeadersTime = 10s, kSmallTime = 30s, kWayAgain = 60s, kWayAgainUnheard = 5s;
 constexpr double kLongestHalfBatch = 60;  // seconds
-constexpr Duration kGoodbyeTime = 10s, kFirstLookTime = 3s;
+// For the record, or the leaders, until a newcomer has looked.
+constexpr Duration kRecordTime = 1s, kFirstLookTime = 3s;
+constexpr Duration kGoodbyeTime = 10s;
 constexpr double kLargeEnough = 0.75;  // a run for shards, in TrackerOptions::sharded_above
 constexpr double kLeastRate = 1e-20;   // never zero, as reports have it
 
@@ -77,14 +79,21 @@ void ProgressTracker::enter_shards(Duration patience) {
   answered_ = large_at_ - (kLongestSilence - patience);
 }
 
-/// The record of a run that has left it is not worth reading, and where many come at once those that hold it have
-/// enough to send.
+/// Tells whether leaders know the run. What is left in the record of such a run is not worth reading, and where many
+/// come at once those that hold it would send all of it to each of them.
 Task<bool> ProgressTracker::found_in_shards() {
-  if (looked_ || options_.sharded_above == 0) co_return false;
+  if (options_.sharded_above == 0) co_return false;
   const auto least = static_cast<double>(options_.sharded_above) * kLargeEnough;
   if (!co_await shards_->find_run(least, runtime_.after(kFirstLookTime))) co_return false;
-  enter_shards(kLeadersTime);
+  if (!sharded_) enter_shards(kLeadersTime);
   co_return true;
+}
+
+/// Those that hold the record of a run into which many come may be slow to send it.
+Task<void> ProgressTracker::look_for_shards(ProgressTracker& self) {
+  co_await self.runtime_.sleep_for(kRecordTime);
+  if (self.looked_ || self.sharded_ || !co_await self.found_in_shards()) co_return;
+  co_await self.refresh_from_shards();
 }
 
 /// \param away  for how long it reports in the record at least
@@ -107,7 +116,7 @@ Task<void> ProgressTracker::refresh_from_shards() {
   const auto over = on_exit([this] { exchanging_ = false; });
   std::optional<ShardReport> report;
   if (trains() && !withdrawn_) report = own_report();
-  const auto seen = co_await shards_->exchange(report, snapshot().peers);
+  const auto seen = co_await shards_->exchange(report);
   exchanged_ = runtime_.now();
   next_fetch_ = exchanged_ + kExchangeSoon;
   if (seen && report && std::exchange(stored_, false)) co_await store_record(true);
@@ -134,7 +143,7 @@ Task<void> ProgressTracker::refresh_from_shards() {
   if (!options_.auxiliary) global.epoch = next ? epoch_ + 1 : std::max(epoch_, std::min(global.epoch, run.epoch));
   count_run(run, global);
   if (!std::exchange(looked_, true)) others_began_ = true;
-  // How far an epoch that has just begun will get tells its beginning, and of a run that grows each look tells more.
+  // Trainers enter an epoch at unlike times: what others reckon of it at its beginning is soon wrong.
   if (run.epoch >= epoch_ && !seen->is_news)
     next_fetch_ = exchanged_ + std::clamp<Duration>((exchanged_ - entered_) / 2, kExchangeSoon, kExchangeAgain);
   set(global);

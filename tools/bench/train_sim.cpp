@@ -21,11 +21,10 @@ void use_local_steps(sim::TrainScenario& scenario, const Settings& settings) {
   scenario.batches_per_epoch = settings.local_steps;
   scenario.learning_rate = kLocalRate;
   scenario.shortest_batch = kShortestStep, scenario.longest_batch = kLongestStep;
-  scenario.tune = [group = settings.group](train::RunOptions& options) {
+  scenario.tune = [](train::RunOptions& options) {
     options.use_local_updates = true;
     options.delay_state_averaging = false;
     options.outer_optimizer = train::OuterOptimizer{.momentum = kOuterMomentum};
-    options.target_group_size = group;
   };
 }
 

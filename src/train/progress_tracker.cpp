@@ -58,7 +58,7 @@ void ProgressTracker::start() {
   answers_->serve();
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
-  if (options_.sharded_above > 0) tasks_.spawn(look_for_shards(*this), "look for shards");
+  tasks_.spawn(look_for_shards(*this), "look for shards");
 }
 
 Task<void> ProgressTracker::close(Deadline deadline) {

@@ -85,8 +85,7 @@ class Sharded : public dht::DhtSwarm {
     const GlobalProgress seen = tracker.snapshot();
     return kSamplesOfEpoch - (seen.eta - nodes[0]->now()) * seen.samples_per_second;
   }
-  /// It has sent a report; who asks whether there are shards sends less.
-  bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 150; }
+  bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 0; }
   /// How many entries the run's record has.
   std::size_t entries() {
     const auto found = swarm.run(nodes[0]->get("run_progress", true));

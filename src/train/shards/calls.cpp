@@ -17,9 +17,6 @@ constexpr std::size_t kMostPlaces = 64;
 constexpr std::size_t kMostAvoided = 4096;
 // A search costs as much as a minute of reports. A node that has come meanwhile and is nearer is one of three leaders.
 constexpr Duration kSearchAgain = 60s, kSearchAtOnce = 2s;
-// A leader that does not answer is passed over for a while, twice as long each time. One whose line is full for some
-// seconds, as at the end of an epoch, leads on: whoever passes it over asks another one, which knows few of the shard.
-constexpr Duration kFirstPause = 5s, kLastPause = 30s, kLastRefusal = 10min;
 constexpr Duration kLeaderTime = 3s;
 
 }  // namespace
@@ -33,22 +30,24 @@ struct ShardCalls::Asking {
   std::vector<Answer> answers{};
 };
 
-ShardCalls::ShardCalls(Dht& dht, const std::string& run_id) : dht_(dht), method_(method_of(run_id)) {}
+ShardCalls::ShardCalls(Dht& dht, const std::string& run_id)
+    : dht_(dht), method_(method_of(run_id)), root_key_(root_key_of(run_id)) {}
 
 /// A node that leads nothing may be a trainer that is about to start.
 void ShardCalls::avoid(const PeerId& node, const Error& why) {
   if (avoided_.size() >= kMostAvoided) avoided_.clear();
   Avoided& avoided = avoided_[node];
-  const Duration longest = why == transport::Errc::protocol_not_supported ? kLastRefusal : kLastPause;
-  avoided.pause = std::clamp<Duration>(2 * avoided.pause, kFirstPause, longest);
-  avoided.until = dht_.runtime().now() + avoided.pause;
+  const bool refuses = why == transport::Errc::protocol_not_supported;
+  (refuses ? avoided.refused : avoided.silent).begin(dht_.runtime().now());
 }
 
 Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadline) {
   Runtime& runtime = dht_.runtime();
   const auto usable = [&](const PeerId& node) {
     const auto at = avoided_.find(node);
-    return (at == avoided_.end() || runtime.now() >= at->second.until) && (node != dht_.host().id() || local_);
+    const TimePoint now = runtime.now();
+    const bool avoided = at != avoided_.end() && !(at->second.silent.is_over(now) && at->second.refused.is_over(now));
+    return !avoided && (node != dht_.host().id() || local_);
   };
   if (const auto known = places_.find(key); known == places_.end() || runtime.now() >= known->second.until) {
     const auto id = dht::DhtId::of(key);
@@ -114,6 +113,11 @@ Task<std::vector<ShardCalls::Answer>> ShardCalls::ask(std::string key, proto::Pr
   co_await calls.join();
   look_for_nearer(places_[key], asking.answers);
   co_return std::move(asking.answers);
+}
+
+Task<std::vector<ShardCalls::Answer>> ShardCalls::ask_root(Deadline deadline, proto::ProgressRequest request) {
+  request.set_root(true);
+  co_return co_await ask(root_key_, std::move(request), deadline);
 }
 
 /// Leaders that were found when the swarm was smaller may know nodes that should lead in their place. Where half of the

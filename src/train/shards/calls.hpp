@@ -10,6 +10,7 @@
 #include "cohive/dht/dht.hpp"
 #include "cohive/proto/progress.pb.h"
 #include "sums.hpp"
+#include "train/growing_pause.hpp"
 
 namespace cohive::train {
 
@@ -34,6 +35,8 @@ class ShardCalls {
   /// Asks the leaders of a key. One of them, which is drawn, is asked for as many reports as the request says, the
   /// others for none. Returns what they answer, fewer where fewer do.
   Task<std::vector<Answer>> ask(std::string key, proto::ProgressRequest request, Deadline deadline);
+  /// The same of the leaders of the run. \param request  what they are told; the rest is filled in
+  Task<std::vector<Answer>> ask_root(Deadline deadline, proto::ProgressRequest request = {});
   /// Tells whether `node` is nearer to a key than this node, as of the last search.
   bool is_nearer(const std::string& key, const PeerId& node) const;
   /// Bytes of all requests so far.
@@ -48,9 +51,10 @@ class ShardCalls {
     Duration pause{};                                  // before a search for that reason
     std::unordered_map<PeerId, std::uint32_t> nearer;  // nodes than each leader, as it said last
   };
+  /// A leader that does not answer is passed over for a while. One whose line is full for some seconds, as at the end
+  /// of an epoch, leads on: whoever passes it over asks another one, which knows few of the shard.
   struct Avoided {
-    TimePoint until{};
-    Duration pause{};  // the last one
+    GrowingPause silent{5s, 30s}, refused{5s, 10min};
   };
   struct Asking;
   static Task<void> ask_one(Asking& of, std::uint32_t draw);
@@ -59,7 +63,7 @@ class ShardCalls {
   static void look_for_nearer(Place& place, const std::vector<Answer>& answers);
 
   Dht& dht_;
-  const std::string method_;
+  const std::string method_, root_key_;
   Local local_;
   std::unordered_map<std::string, Place> places_;
   std::unordered_map<PeerId, Avoided> avoided_;

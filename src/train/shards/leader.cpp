@@ -287,29 +287,28 @@ void ShardLeader::forget_old() {
 bool ShardLeader::is_to_be_told(const Shard& shard, const ProgressSum& sum) const {
   const TimePoint now = runtime_.now();
   if (!shard.told || now >= shard.due || sum.epoch != shard.told->epoch) return true;
-  const double trainers = shard.run ? std::max(shard.run->trainers, sum.trainers) : sum.trainers;
-  const double share = options_.target_batch_size * sum.trainers / std::max(1.0, trainers);
-  return now >= shard.next &&
-         (!shard.run || shard.run->epoch != sum.epoch || is_news(sum, *shard.told, share, dht_.now()));
+  if (now < shard.next) return false;
+  if (!shard.run || shard.run->epoch != sum.epoch) return true;
+  const double share = options_.target_batch_size * sum.trainers / std::max(shard.run->trainers, sum.trainers);
+  return is_news(sum, *shard.told, share, dht_.now());
 }
 
 /// Adds the trainers of a shard up, and tells what they come to if it is worth it.
 Task<void> ShardLeader::tell_sum(ShardName name) {
+  Shard& shard = shards_[name];
   std::vector<ShardReport> reports;
-  for (const auto& [peer, member] : shards_[name].members) reports.push_back(member.report);
+  for (const auto& [peer, member] : shard.members) reports.push_back(member.report);
   if (reports.empty()) co_return;
   const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
-  if (!is_to_be_told(shards_[name], sum)) co_return;
+  if (!is_to_be_told(shard, sum)) co_return;
   const auto after = [this](Duration pause) {
     return runtime_.now() + from_seconds(to_seconds(pause) * (0.75 + runtime_.random_unit() / 2));
   };
-  Shard& shard = shards_[name];
   shard.told = sum;
   shard.next = after(kTellSoon), shard.due = after(kTellAgain);
   auto request = about(name);
-  request.set_root(true);
   encode_sum(sum, *request.mutable_sum());
-  const auto answers = co_await calls_.ask(root_key_of(options_.run_id), std::move(request), runtime_.after(kCallTime));
+  const auto answers = co_await calls_.ask_root(runtime_.after(kCallTime), std::move(request));
   const auto run = run_in(answers, dht_.now());
   if (run && shards_.contains(name)) shards_[name].run = run;
 }
@@ -329,9 +328,7 @@ Task<void> ShardLeader::lead(ShardLeader& self) {
 /// Tells whether a nearer node does, or did until it was lost.
 Task<bool> ShardLeader::another_writes() {
   const std::string key = root_key_of(options_.run_id);
-  proto::ProgressRequest request;
-  request.set_root(true);
-  for (const auto& [leader, reply] : co_await calls_.ask(key, std::move(request), runtime_.after(kCallTime)))
+  for (const auto& [leader, reply] : co_await calls_.ask_root(runtime_.after(kCallTime)))
     if (reply.writes() && calls_.is_nearer(key, leader)) another_wrote_ = runtime_.now();
   co_return another_wrote_&& runtime_.now() - *another_wrote_ < kRecordLife;
 }

@@ -30,9 +30,7 @@ bool is_sum_of_shards(std::string_view subkey) {
 
 Task<std::optional<ShardedRun>> read_sharded_run(Dht& dht, std::string run_id, Deadline deadline) {
   ShardCalls calls(dht, run_id);
-  proto::ProgressRequest asked;
-  asked.set_root(true);
-  const auto answers = co_await calls.ask(root_key_of(run_id), std::move(asked), deadline);
+  const auto answers = co_await calls.ask_root(deadline);
   const double now = dht.now();
   const auto sum = run_in(answers, now);
   if (!sum) co_return std::nullopt;

@@ -15,19 +15,13 @@ constexpr std::uint32_t kReportsDrawn = 6;  // 150 bytes each
 ProgressShards::ProgressShards(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, const TrackerOptions& options)
     : dht_(dht), options_(options), calls_(dht, options.run_id), leader_(dht, std::move(key), options, calls_) {}
 
-Task<std::vector<ShardCalls::Answer>> ProgressShards::ask_root(Deadline deadline) {
-  proto::ProgressRequest asked;
-  asked.set_root(true);
-  co_return co_await calls_.ask(root_key_of(options_.run_id), std::move(asked), deadline);
-}
-
 void ProgressShards::follow(const ProgressSum& run) {
   bits_ = run.bits;
   counted_ = run.counted;
 }
 
 Task<bool> ProgressShards::find_run(double trainers, Deadline deadline) {
-  const auto answers = co_await ask_root(deadline);
+  const auto answers = co_await calls_.ask_root(deadline);
   const auto know = std::ranges::count_if(answers, [](const auto& answer) { return answer.reply.has_run(); });
   const auto run = run_in(answers, dht_.now());
   if (!run || 2 * know <= std::ssize(answers) || run->trainers < trainers) co_return false;
@@ -46,7 +40,7 @@ Task<std::optional<ProgressShards::Seen>> ProgressShards::exchange(std::optional
     // How many shards there are, the leaders of the run know. The first trainers, which see unlike numbers of others,
     // begin in one, which the leaders divide: in shards of several sizes none would hold all of them.
     bits_ = 0;
-    if (const auto run = run_in(co_await ask_root(deadline), dht_.now())) follow(*run);
+    if (const auto run = run_in(co_await calls_.ask_root(deadline), dht_.now())) follow(*run);
   }
   const ShardName shard = shard_of(options_.run_id, dht_.host().id(), *bits_);
   auto request = about(shard);

@@ -44,7 +44,6 @@ class ProgressShards {
   std::uint64_t bytes_sent() const noexcept { return calls_.bytes_sent() + leader_.bytes_sent(); }
 
  private:
-  Task<std::vector<ShardCalls::Answer>> ask_root(Deadline deadline);
   void follow(const ProgressSum& run);
   static Task<void> tell(ProgressShards& self, ShardName shard, proto::ProgressRequest request, Deadline deadline);
 

@@ -30,9 +30,7 @@ class Averaging : public ::testing::Test {
   }
   /// A peer without an averager.
   Peer& join(bool client = false) {
-    p2p::HostOptions host_options;
     host_options.routing_server = !client;
-    host_options.memory_budget = memory_budget;
     auto& host = swarm.add_host(host_options, !client);
     auto peer = std::make_unique<Peer>();
     DhtOptions dht_options;
@@ -111,7 +109,7 @@ class Averaging : public ::testing::Test {
 
   sim::Swarm swarm{{.seed = 21}};
   std::function<std::shared_ptr<dht::Authorizer>(p2p::Host&)> authorizer_of;  // of peers that join from now on
-  std::size_t memory_budget = 0;  // of peers that join from now on; 0: from the machine's memory
+  p2p::HostOptions host_options;                                              // of peers that join from now on
   bool may_fail_to_join = false;
   bool has_hostile_peers = false;  // which some peer is to notice
   std::vector<std::unique_ptr<Peer>> peers;

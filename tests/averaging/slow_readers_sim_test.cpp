@@ -87,9 +87,9 @@ TEST_F(SlowReaders, FillTheirShareOfTheMemoryWithTheAnswersOfOneRoundAtMost) {
 }
 
 TEST_F(SlowReaders, AreLeftOutOfTheRoundWhereThereIsNoMemoryForTheirAnswers) {
-  memory_budget = 4 << 20;
+  host_options.memory_budget = 4 << 20;
   add(patient(PeerMode::node), 2 * kValues);
-  memory_budget = 0;
+  host_options.memory_budget = 0;
   add(patient(PeerMode::client), 2 * kValues);
   const p2p::Host& host = peers[0]->dht->host();
   const auto results = step_all(same({.timeout = 60s, .allow_retries = false}));

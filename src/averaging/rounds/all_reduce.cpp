@@ -124,7 +124,10 @@ AllReduce::AllReduce(p2p::Host& host, const AveragerOptions& options, const Aver
       broken_(runtime_, "members that are lost"),
       members_(setup_.group->members.size()),
       began_(runtime_.now()),
-      looked_(began_) {}
+      looked_(began_) {
+  for (std::size_t member = 0; member < members_.size(); ++member)
+    if (member != setup_.own_index) members_[member].protection = host_.protect(peer(member));
+}
 
 /// What a member gets of us at most: our values of its parts, and the results of ours.
 std::uint64_t AllReduce::bytes_to(std::size_t member) const {

@@ -195,6 +195,7 @@ class AllReduce {
     std::size_t replies = 0;             // that it has got
     std::optional<TimePoint> gone{};     // when it was first found to be no longer
     std::optional<Duration> patience{};  // with one that was late in earlier rounds, or for others in this one
+    Subscription protection{};           // a connection that others take the place of looks like one that broke
   };
   std::vector<MemberState> members_;
   std::vector<PeerId> lost_;                // senders left out of some of our parts

@@ -7,6 +7,7 @@
 #include "cohive/core/on_exit.hpp"
 #include "cohive/p2p/errors.hpp"
 #include "core/detail/bounded_parse.hpp"
+#include "core/detail/jitter.hpp"
 #include "p2p/detail/network_block.hpp"
 
 namespace cohive::p2p {
@@ -254,7 +255,7 @@ Task<void> PeerRouting::keep_in_touch(PeerRouting& routing) {
   TimePoint next_lookup = runtime.now() + kSelfLookupPeriod;
   for (;;) {
     // Not all of a swarm at the same moment.
-    co_await runtime.sleep_for(from_seconds(to_seconds(kAlonePeriod) * (0.75 + runtime.random_unit() / 2)));
+    co_await runtime.sleep_for(detail::jittered(runtime, kAlonePeriod));
     const bool alone = routing.table_.peers().empty();
     if (!alone && runtime.now() < next_lookup) continue;
     co_await rejoin(routing);

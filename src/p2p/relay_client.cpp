@@ -8,6 +8,7 @@
 #include "cohive/core/status.hpp"
 #include "cohive/core/try.hpp"
 #include "cohive/p2p/errors.hpp"
+#include "core/detail/jitter.hpp"
 
 namespace cohive::p2p {
 namespace {
@@ -257,7 +258,7 @@ void RelayClient::note_dial(const Multiaddr& trusted, const Result<PeerId>& dial
   Unreached& relay = unreached_[trusted];
   const int doublings = std::clamp(++relay.failures - kQuickDials, 0, 5);
   const Duration pause = std::min(retry_pause() * (1 << doublings), kLongestRelayRetry);
-  relay.next = self_.runtime.now() + from_seconds(to_seconds(pause) * (0.75 + self_.runtime.random_unit() / 2));
+  relay.next = self_.runtime.now() + detail::jittered(self_.runtime, pause);
 }
 
 /// Whether the peers that we need the relay for reach it.

@@ -8,6 +8,7 @@
 #include "cohive/rpc/rpc.hpp"
 #include "cohive/transport/errors.hpp"
 #include "core/detail/bounded_parse.hpp"
+#include "core/detail/jitter.hpp"
 
 namespace cohive::train {
 namespace {
@@ -66,7 +67,7 @@ Task<std::vector<PeerId>> ShardCalls::nodes_of(std::string key, Deadline deadlin
                                          std::span(before).first(std::min(leaders, before.size())));
     const bool in_vain = std::exchange(place.prompted, false) && same;
     place.pause = in_vain ? std::min<Duration>(2 * place.pause, kSearchAgain) : kSearchAtOnce;
-    place.until = runtime.now() + from_seconds(to_seconds(kSearchAgain) * (0.75 + runtime.random_unit() / 2));
+    place.until = runtime.now() + detail::jittered(runtime, kSearchAgain);
   }
   std::vector<PeerId> nodes = places_[key].nodes;
   std::erase_if(nodes, [&](const PeerId& node) { return !usable(node); });

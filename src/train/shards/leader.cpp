@@ -10,6 +10,7 @@
 #include "cohive/dht/errors.hpp"
 #include "cohive/rpc/errors.hpp"
 #include "core/detail/bounded_parse.hpp"
+#include "core/detail/jitter.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "train/progress_entry.hpp"
 
@@ -301,11 +302,9 @@ Task<void> ShardLeader::tell_sum(ShardName name) {
   if (reports.empty()) co_return;
   const ProgressSum sum = sum_up(reports, options_.target_batch_size, dht_.now());
   if (!is_to_be_told(shard, sum)) co_return;
-  const auto after = [this](Duration pause) {
-    return runtime_.now() + from_seconds(to_seconds(pause) * (0.75 + runtime_.random_unit() / 2));
-  };
+  const TimePoint now = runtime_.now();
   shard.told = sum;
-  shard.next = after(kTellSoon), shard.due = after(kTellAgain);
+  shard.next = now + detail::jittered(runtime_, kTellSoon), shard.due = now + detail::jittered(runtime_, kTellAgain);
   auto request = about(name);
   encode_sum(sum, *request.mutable_sum());
   const auto answers = co_await calls_.ask_root(runtime_.after(kCallTime), std::move(request));

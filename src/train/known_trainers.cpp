@@ -41,6 +41,14 @@ bool ProgressTracker::is_there(const PeerId& peer, double reported, double secon
   return dht_.host().connected(peer) && dht_.now() - reported < seconds;
 }
 
+/// Whether a trainer seems to have ended since it reported, without a word: what it reports is kept for
+/// metadata_expiration, and its samples come to no round.
+bool ProgressTracker::is_gone(const PeerId& peer, double reported) const {
+  const auto lost = lost_.find(peer);
+  if (lost != lost_.end() && reported <= lost->second && !dht_.host().connected(peer)) return true;
+  return is_absent(peer) && !is_there(peer, reported, kLately);
+}
+
 /// Each of them may hold a round up, so an invented one must not be among them. Where some trainers were drawn, their
 /// share counts.
 void ProgressTracker::count_expected(GlobalProgress& progress) const {
@@ -184,6 +192,7 @@ void ProgressTracker::note_reports(const std::vector<Entry>& entries) {
     const auto met = met_.find(*entry.peer);
     if (met != met_.end() && met->second.empty()) met->second = entry.marker;
   }
+  std::erase_if(lost_, [this](const auto& one) { return !reports_.contains(one.first); });
   std::erase_if(absent_, [this](const auto& one) {
     return !reports_.contains(one.first) && (absent_.size() > kMaxBound || (!drawn_ && is_met(one.first)));
   });

@@ -56,6 +56,9 @@ void ProgressTracker::start() {
   // This peer answers for shards before it has looked: others may know by then that the run is large.
   if (options_.sharded_above > 0) shards_->serve();
   answers_->serve();
+  losses_ = dht_.host().on_lost([this](const PeerId& peer) {
+    if (reports_.contains(peer)) lost_[peer] = dht_.now();
+  });
   tasks_.spawn(report_loop(*this), "report progress");
   tasks_.spawn(fetch_loop(*this), "fetch progress");
   tasks_.spawn(look_for_shards(*this), "look for shards");
@@ -313,6 +316,7 @@ void ProgressTracker::add_up(const std::vector<Entry>& entries, GlobalProgress& 
     const bool alike = !ours && !entry.is_sum();
     clients += (alike ? each : 1) * entry.client;
     represented += ours ? 0 : alike ? each : 1;
+    if (!ours && !drawn_ && entry.peer && is_gone(*entry.peer, entry.time)) continue;
     const double like = alike ? each * speeds.usual : 1;  // trainers that it stands for
     const double speed = alike ? std::min(entry.samples_per_second, speeds.most) : entry.samples_per_second;
     // A stranger that claims to be ahead adds nothing to this epoch, however fast it claims to be.

@@ -229,6 +229,27 @@ TEST_F(Progress, WhoVanishesIsForgottenAfterAMinute) {
   EXPECT_EQ(first.snapshot().peers, 1u);
 }
 
+/// The record has its last report for a minute; its samples would come to no round.
+TEST_F(Progress, WhoIsKilledIsNotReckonedToTrainOn) {
+  for (int i = 0; i < 3; ++i) add_trainer();
+  const auto train_all = [this](int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      swarm.pass(1s);
+      for (auto& tracker : trackers) tracker->report(0, samples[tracker.get()] += 2);
+    }
+  };
+  train_all(30);
+  ASSERT_NEAR(trackers[0]->snapshot().samples_per_second, 6, 0.5);
+  swarm.fabric().kill(sim::Swarm::ip(3));
+  trackers.pop_back();
+  train_all(15);
+  for (auto& tracker : trackers) {
+    const GlobalProgress seen = tracker->snapshot();
+    EXPECT_NEAR(seen.samples_per_second, 4, 0.4);
+    EXPECT_NEAR(seen.samples, 2 * 2 * 45, 25);
+  }
+}
+
 TEST_F(Progress, WhoStopsTrainingIsNotCountedForLong) {
   auto& first = add_trainer();
   auto& second = add_trainer();

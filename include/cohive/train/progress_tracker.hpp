@@ -164,6 +164,7 @@ class ProgressTracker {
   bool is_met(const PeerId& peer) const;
   bool is_absent(const PeerId& peer) const;
   bool is_there(const PeerId& peer, double reported, double seconds) const;
+  bool is_gone(const PeerId& peer, double reported) const;
   void count_expected(GlobalProgress& progress) const;
   void dial_strangers();
   static Task<void> dial(ProgressTracker& self, PeerId stranger);
@@ -245,6 +246,8 @@ class ProgressTracker {
   dht::GetResult record_;                       // as it was read last
   std::unordered_map<PeerId, Report> reports_;  // the latest ones
   std::unordered_map<PeerId, Absence> absent_;
+  std::unordered_map<PeerId, double> lost_;  // of reporting peers, when the last connection broke: Unix seconds
+  Subscription losses_;
   std::unordered_map<PeerId, std::string> bound_,  // peer ids to the markers of the keys that report for them
       met_;                                        // the same as it was then; empty: it had not reported yet
   std::unordered_map<PeerId, TimePoint> dialled_;  // strangers without a connection, and when they are dialled again

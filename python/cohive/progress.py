@@ -114,7 +114,7 @@ class ProgressTracker(Progress):
         status_loglevel: int = logging.DEBUG,
         private_key: Optional[RSAPrivateKey] = None,
         daemon: bool = True,
-        sharded_above: int = 128,
+        sharded_above: int = 64,
         start: bool,
     ) -> None:
         self._handle: Optional[Handle] = None

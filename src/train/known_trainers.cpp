@@ -1,6 +1,7 @@
 // Whom a ProgressTracker knows: the keys that report for a peer, trainers that were met or are absent, whom rounds wait
 // for, and whose epoch is that of the run.
 #include <algorithm>
+#include <cmath>
 
 #include "cohive/train/progress_tracker.hpp"
 #include "majority.hpp"
@@ -234,16 +235,26 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.epoch = heard_ = just_entered ? epoch_ : most;
 }
 
-/// Once this peer has averaged with some, those that were met or are connected count, and as many others at most: what
-/// is claimed of peers that are not there must not make all look less often, or at fewer replicas.
-std::size_t ProgressTracker::readers_of(const GlobalProgress& progress) const {
-  if (drawn_ || progress.met == 0) return progress.peers;
+/// How many of so many reporting trainers there may be: those that were met or are connected, this one, and as many
+/// others at most. Anybody can report under any number of keys.
+std::size_t ProgressTracker::credible(std::size_t peers) const {
   std::size_t there = 0, others = 0;
   for (const auto& [peer, report] : reports_) {
     if (peer == dht_.host().id()) continue;
     ++(is_met(peer) || dht_.host().connected(peer) ? there : others);
   }
+  if (drawn_ && there + others > 0) {
+    const double share = static_cast<double>(there) / static_cast<double>(there + others);
+    there = static_cast<std::size_t>(std::lround(share * static_cast<double>(peers)));
+    others = peers - std::min(peers, there);
+  }
   return 1 + there + std::min(others, std::max(there, kFewStrangers));
+}
+
+/// Once this peer has averaged with some, what is claimed of peers that are not there must not make all look less
+/// often, or at fewer replicas.
+std::size_t ProgressTracker::readers_of(const GlobalProgress& progress) const {
+  return drawn_ || progress.met == 0 ? progress.peers : credible(progress.peers);
 }
 
 }  // namespace cohive::train

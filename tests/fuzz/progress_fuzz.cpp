@@ -39,7 +39,7 @@ void take_sum(const proto::ProgressSum& message) {
   const std::vector<ProgressSum> views{*sum, plain, plain};
   if (const auto middle = middle_of(views, kNow)) examine(*middle);
   ProgressSum run = total_of(views, 2, kNow);
-  add_to(run, *sum, kNow);
+  add_to(run, *sum, 0.5, kNow);
   examine(run);
   proto::ProgressSum again;
   encode_sum(*sum, again);

@@ -311,7 +311,8 @@ TEST(Claims, OfPairsOfNewKeysCostTheRunNothing) {
   TaskGroup attack(swarm.net.runtime(), "attack");
   attack.spawn(claim_under_new_keys(swarm.add_stranger(), std::uint64_t{1} << 40, 2, 1500ms), "claims");
   swarm.pass(5s);
-  EXPECT_GE(static_cast<double>(pace(swarm)), 0.8 * static_cast<double>(calm));
+  for (int minute = 0; minute < 2; ++minute)  // in the second one they would be trainers enough for shards
+    EXPECT_GE(static_cast<double>(pace(swarm)), 0.8 * static_cast<double>(calm)) << minute;
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(swarm.trainers[i]->run->stats().state_downloads, downloads[i]);
   auto& newcomer = swarm.add({.value = 1});
   // It may miss the ends of some epochs while the state is on its way, which takes about as long as one of them.

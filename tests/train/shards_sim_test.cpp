@@ -4,6 +4,7 @@
 #include "cohive/testing/cheap_keys.hpp"
 #include "cohive/train/sharded_run.hpp"
 #include "dht/dht_swarm.hpp"
+#include "scenarios/progress_record.hpp"
 #include "train/progress_entry.hpp"
 
 namespace cohive::train {
@@ -84,6 +85,18 @@ class Sharded : public dht::DhtSwarm {
   double reckoned(const ProgressTracker& tracker) const {
     const GlobalProgress seen = tracker.snapshot();
     return kSamplesOfEpoch - (seen.eta - nodes[0]->now()) * seen.samples_per_second;
+  }
+  /// Reports for trainers that do not exist.
+  void claim_trainers(std::uint32_t count) {
+    Dht& stranger = add();
+    for (std::uint32_t number = 0; number < count; ++number) {
+      Bytes seed(32, 7);
+      std::memcpy(seed.data(), &number, sizeof number);
+      const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(100 + number));
+      auto report =
+          sim::progress_record(KeyPair::ed25519_from_seed(seed).peer_id().bytes(), 0, 4096, 31.25, stranger.now());
+      swarm.run(sim::store_under_key(stranger, key, "run_progress", std::move(report), stranger.now() + 60));
+    }
   }
   bool in_shards(const ProgressTracker& tracker) const { return tracker.snapshot().shard_bytes > 0; }
   /// How many entries the run's record has.
@@ -464,6 +477,23 @@ TEST_F(Sharded, WhatLooksLikeTheirSumDrivesNoRunIntoShardsWhoseTrainersReportInT
   ASSERT_TRUE(swarm.run(stranger.store(
       "run_progress", msgpack::Bin{std::string(kSumOfShards) + key->ownership_marker()},
       entry_value(stranger.host().id(), 0, 1, 1, stranger.now(), false), stranger.now() + 60, swarm.after(5s))));
+  train(20);
+  for (const Trainer& trainer : trainers) EXPECT_FALSE(in_shards(*trainer.tracker));
+}
+
+TEST_F(Sharded, WhatIsClaimedInTheRecordCountsForNoMoreThanIsInShards) {
+  add_trainers(24);
+  train(30);
+  claim_trainers(90);
+  train(20);
+  for (const Trainer& trainer : trainers) EXPECT_LE(trainer.tracker->snapshot().peers, 2 * 24u + 1) << trainer.node;
+}
+
+TEST_F(Sharded, OfTrainersThatAreNotThereARecordMakesNoLargeRun) {
+  add_trainers(4);
+  enter_epoch(0);
+  train(20);
+  claim_trainers(40);
   train(20);
   for (const Trainer& trainer : trainers) EXPECT_FALSE(in_shards(*trainer.tracker));
 }

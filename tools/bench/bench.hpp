@@ -26,7 +26,7 @@ struct Settings : Simulated {
   double arrival_seconds = 30;                ///< in which the trainers of train-sim come
   double local_steps = 0;                     ///< of each trainer of train-sim in a round; 0: gradients are averaged
   std::size_t group = 128;                    ///< trainers of train-sim in a group, about; 0: one of all
-  std::size_t sharded_above = 128;            ///< of train-sim: TrackerOptions::sharded_above
+  std::size_t sharded_above = 64;             ///< of train-sim: TrackerOptions::sharded_above
   std::size_t connections = 0;                ///< of each trainer of train-sim, about; 0: as hosts have it
   bool plaintext = false;                     ///< train-sim: connections are not encrypted
   std::size_t model_millions = 10;            ///< of fitted-links: parameters

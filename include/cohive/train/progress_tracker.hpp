@@ -42,7 +42,7 @@ struct TrackerOptions {
   Duration metadata_expiration = 60s;  ///< after which a report is forgotten; reports are renewed twice as often
   /// Trainers that a run has when it reports in shards (docs/wire/extensions.md, section 18). Below three quarters of
   /// it the run's one record is enough again. 0: never.
-  std::size_t sharded_above = 128;
+  std::size_t sharded_above = 64;
 };
 
 struct ProgressEntry;
@@ -175,7 +175,7 @@ class ProgressTracker {
   void enter_shards(Duration patience);
   Task<bool> found_in_shards();
   static Task<void> look_for_shards(ProgressTracker& self);
-  void note_way(std::size_t peers, bool sum_seen);
+  void note_way(const GlobalProgress& progress, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);
   Task<void> leave_shards(Duration away);
@@ -200,6 +200,7 @@ class ProgressTracker {
   Speeds compare_speeds(const std::vector<Entry>& entries);
   void add_up(const std::vector<Entry>& entries, GlobalProgress& global);
   double until_target(const GlobalProgress& global) const;
+  std::size_t credible(std::size_t peers) const;
   std::size_t readers_of(const GlobalProgress& progress) const;
   Duration least_period(std::size_t readers) const;
   bool looked_ = false, others_began_ = false;

@@ -34,6 +34,7 @@ constexpr Duration kOldestRun = 20s;  // that is told on
 constexpr Duration kCallTime = 5s;
 constexpr Duration kRecordLife = 15s;  // the next node waits as long before it takes the place of one that died
 constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
+constexpr double kFewOthers = 4;  // that report in the record, and need no others to be believed
 // Of the shards, for a sum that Python peers see, or the first one; and for the next ones.
 constexpr double kWholeEnough = 0.75, kKnownEnough = 0.5;
 constexpr Duration kSparseTime = 60s;  // before there are fewer shards
@@ -265,7 +266,11 @@ std::optional<ProgressSum> ShardLeader::run_of(double now) {
   tells_run_ = true;
   bits_ = run->counted;
   run->bits = wanted_bits_ = bits_to_tell(*run);
-  if (others_) add_to(*run, *others_, now);
+  if (others_) {
+    // Anybody can report under any number of keys.
+    const double most = others_there_ + std::max({others_there_, run->trainers, kFewOthers});
+    add_to(*run, *others_, std::min(1.0, most / others_->trainers), now);
+  }
   return run;
 }
 
@@ -368,14 +373,17 @@ Task<void> ShardLeader::read_record() {
   }
   const double now = dht_.now();
   std::vector<ShardReport> reports;
+  double there = 0;
   for (const auto& [subkey, stored] : found->entries()) {
     const auto entry = read_entry(subkey, stored.value, options_.target_batch_size);
     if (!entry || entry->is_sum() || !is_timely(entry->time, now) || entry->marker == key_->ownership_marker())
       continue;
     reports.push_back({entry->epoch, entry->samples, entry->samples_per_second, entry->time, entry->client});
+    there += entry->peer && dht_.host().connected(*entry->peer);
   }
   const double times =
       found->is_sampled() ? static_cast<double>(found->held) / static_cast<double>(found->entries().size()) : 1;
+  others_there_ = times * there;
   others_ = reports.empty() ? std::nullopt : std::optional(sum_up(reports, options_.target_batch_size, now, times));
 }
 

@@ -84,6 +84,7 @@ class ShardLeader {
   std::map<ShardName, Shard> shards_;
   std::map<ShardName, Claims> claims_;        // where this node leads the run
   std::optional<ProgressSum> others_;         // trainers that report in the run's record
+  double others_there_ = 0;                   // of these, those that are connected with us
   bool record_read_ = false;                  // since shards told their sums
   int bits_ = 0;                              // of the shards that were added up last
   int wanted_bits_ = 0;                       // that trainers are told

@@ -223,12 +223,12 @@ ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now) 
   return run;
 }
 
-void add_to(ProgressSum& run, const ProgressSum& others, double now) {
-  run.samples = run.samples_at(now) + (others.epoch == run.epoch ? others.samples_at(now) : 0);
+void add_to(ProgressSum& run, const ProgressSum& others, double share, double now) {
+  run.samples = run.samples_at(now) + (others.epoch == run.epoch ? share * others.samples_at(now) : 0);
   run.time = now;
-  run.samples_per_second += others.samples_per_second;
-  run.trainers += others.trainers;
-  run.clients += others.clients;
+  run.samples_per_second += share * others.samples_per_second;
+  run.trainers += share * others.trainers;
+  run.clients += share * others.clients;
 }
 
 }  // namespace cohive::train

@@ -79,7 +79,7 @@ void leave_out_partial(std::vector<std::vector<ProgressSum>>& shards);
 /// Adds up the shards of a run, of which some may be missing. A shard holds trainers that were drawn by a hash, so that
 /// all are about alike: one that is not counts for what the others make plausible.
 ProgressSum total_of(std::span<const ProgressSum> shards, int bits, double now);
-/// Adds trainers that are in no shard.
-void add_to(ProgressSum& run, const ProgressSum& others, double now);
+/// Adds trainers that are in no shard. \param share  of them
+void add_to(ProgressSum& run, const ProgressSum& others, double share, double now);
 
 }  // namespace cohive::train

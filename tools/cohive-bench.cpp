@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
                       "connections are not encrypted: a third less time, and less memory");
   train_sim
       ->add_option("--sharded-above", settings.sharded_above,
-                   "trainers from which on progress is told in shards; 0: never (default 128)")
+                   "trainers from which on progress is told in shards; 0: never (default 64)")
       ->transform(tools::whole());
   train_sim->add_option("--seed", of_training.seed, "another seed is another run (default 1)")
       ->transform(tools::whole());

@@ -403,7 +403,7 @@ void ProgressTracker::take_in() {
     add_up(entries, global);
   }
   const bool has_sum = std::ranges::any_of(entries, &Entry::is_sum);
-  note_way(global, has_sum && most_have_left_the_record(global.met));
+  note_way(global.peers, has_sum && most_have_left_the_record(global.met));
   const auto is_own = [this](const auto& report) { return report.first == dht_.host().id(); };
   const bool alone = std::ranges::all_of(reports_, is_own) && std::ranges::none_of(entries, &Entry::is_sum);
   if (!looked_ && alone)

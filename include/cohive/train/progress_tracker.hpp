@@ -175,7 +175,7 @@ class ProgressTracker {
   void enter_shards(Duration patience);
   Task<bool> found_in_shards();
   static Task<void> look_for_shards(ProgressTracker& self);
-  void note_way(const GlobalProgress& progress, bool sum_seen);
+  void note_way(std::size_t peers, bool sum_seen);
   Task<void> refresh_from_shards();
   void count_run(const ProgressSum& run, GlobalProgress& global);
   Task<void> leave_shards(Duration away);

@@ -62,11 +62,11 @@ bool ProgressTracker::most_have_left_the_record(std::size_t reporting) const {
 
 /// Tells from a look at the record how this peer reports from now on. Where most of a large run have left the record,
 /// they report in shards: the leaders know, before the sum of these is in the record.
-void ProgressTracker::note_way(const GlobalProgress& progress, bool sum_seen) {
+void ProgressTracker::note_way(std::size_t peers, bool sum_seen) {
   if (options_.sharded_above == 0 || withdrawn_) return;
   const std::size_t known = snapshot().peers;
-  const bool others_left = 2 * known > options_.sharded_above && 2 * progress.peers < known;
-  const bool goes = credible(progress.peers) > options_.sharded_above || sum_seen || others_left;
+  const bool others_left = 2 * known > options_.sharded_above && 2 * peers < known;
+  const bool goes = credible(peers) > options_.sharded_above || sum_seen || others_left;
   if (!goes || runtime_.now() < not_before_) return;
   enter_shards(others_left && !sum_seen ? kLeadersTime : kLongestSilence);
   fetch_soon();

@@ -1,7 +1,6 @@
 #include "scenarios/adversary.hpp"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <ostream>
 #include <random>
@@ -73,12 +72,6 @@ Task<void> claim_batches(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> k
 }
 
 constexpr std::size_t kFirstOfManyKeys = 200, kManyKeys = 200;  // of peers that have any number of them
-
-PeerId invented_peer(std::uint64_t number) {
-  Bytes seed(32, 0x77);
-  std::memcpy(seed.data(), &number, sizeof number);
-  return KeyPair::ed25519_from_seed(seed).peer_id();
-}
 
 Task<void> report_under_new_key(Dht& dht, std::uint64_t number, PeerId peer, std::uint64_t epoch) {
   const auto key = std::make_shared<dht::RsaSignatureValidator>(cheap_key(kFirstOfManyKeys + number % kManyKeys));

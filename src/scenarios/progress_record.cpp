@@ -1,9 +1,18 @@
 #include "scenarios/progress_record.hpp"
 
+#include <cstring>
+
+#include "cohive/core/keys.hpp"
 #include "cohive/proto/dht.pb.h"
 #include "cohive/rpc/rpc.hpp"
 
 namespace cohive::sim {
+
+PeerId invented_peer(std::uint64_t number) {
+  Bytes seed(32, 0x77);
+  std::memcpy(seed.data(), &number, sizeof number);
+  return KeyPair::ed25519_from_seed(seed).peer_id();
+}
 
 Task<void> store_under_key(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::string name,
                            msgpack::Map report, double expiration) {

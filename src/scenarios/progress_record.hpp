@@ -24,6 +24,9 @@ inline msgpack::Map progress_record(ByteView peer, msgpack::Value epoch, msgpack
            {"client_mode", false}}};
 }
 
+/// Returns the id of a peer that does not exist.
+PeerId invented_peer(std::uint64_t number);
+
 /// Stores a report under any key at all nodes that `dht` knows: of a node's own keys the first one signs all that it
 /// stores.
 Task<void> store_under_key(Dht& dht, std::shared_ptr<dht::RsaSignatureValidator> key, std::string name,

@@ -6,13 +6,13 @@
 #include "cohive/train/progress_tracker.hpp"
 #include "majority.hpp"
 #include "progress_entry.hpp"
+#include "strangers.hpp"
 
 namespace cohive::train {
 namespace {
 
 // That a stranger which does not come is not expected, four times as long each time: it may be a newcomer that is slow.
 constexpr Duration kFirstAbsence = 4s, kLongestAbsence = 10min;
-constexpr std::size_t kFewStrangers = 4;  // that are expected beside known trainers; as many as these, where more
 constexpr Duration kDialTime = 10s, kDialAgain = 60s;
 constexpr std::size_t kMaxBound = 20'000;
 // Seconds since the last report of a member that missed a round: until then it votes on the epoch, and is waited for
@@ -74,8 +74,8 @@ void ProgressTracker::count_expected(GlobalProgress& progress) const {
     progress.expected = progress.in_sight = progress.peers - std::min(progress.peers, absent);
     return;
   }
-  progress.in_sight = 1 + known + strangers + std::min(unreached, std::max(known + strangers, kFewStrangers));
-  progress.expected = 1 + known + (known > 0 ? std::min(strangers, std::max(known, kFewStrangers)) : strangers);
+  progress.in_sight = 1 + known + strangers + credible_strangers(unreached, known + strangers);
+  progress.expected = 1 + known + (known > 0 ? credible_strangers(strangers, known) : strangers);
   // Where most have missed a round and are there, they are waited for once more. Whoever kept them out would else have
   // the few that were in it step with their own samples, again and again, while the others find together.
   if (late > known) progress.expected += late;
@@ -235,8 +235,8 @@ void ProgressTracker::agree_on_epoch(const std::vector<Entry>& entries, GlobalPr
   global.epoch = heard_ = just_entered ? epoch_ : most;
 }
 
-/// How many of so many reporting trainers there may be: those that were met or are connected, this one, and as many
-/// others at most. Anybody can report under any number of keys.
+/// How many of so many reporting trainers there may be: this one, those that were met or are connected, and as many
+/// others at most.
 std::size_t ProgressTracker::credible(std::size_t peers) const {
   std::size_t there = 0, others = 0;
   for (const auto& [peer, report] : reports_) {
@@ -248,7 +248,7 @@ std::size_t ProgressTracker::credible(std::size_t peers) const {
     there = static_cast<std::size_t>(std::lround(share * static_cast<double>(peers)));
     others = peers - std::min(peers, there);
   }
-  return 1 + there + std::min(others, std::max(there, kFewStrangers));
+  return 1 + there + credible_strangers(others, there);
 }
 
 /// Once this peer has averaged with some, what is claimed of peers that are not there must not make all look less

@@ -19,8 +19,7 @@ using Trainer = TrainingSwarm::Trainer;
 Task<void> claim_under_new_keys(Dht& dht, std::uint64_t epoch, std::size_t count, Duration period) {
   for (std::size_t number = 0;; ++number) {
     const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(100 + number % 100));
-    const auto peer = KeyPair::ed25519_from_seed(Bytes(32, static_cast<std::uint8_t>(number))).peer_id();
-    auto report = sim::progress_record(peer.bytes(), epoch + number, 1, 1.0, dht.now());
+    auto report = sim::progress_record(sim::invented_peer(number).bytes(), epoch + number, 1, 1.0, dht.now());
     co_await sim::store_under_key(dht, key, "run_progress", std::move(report), dht.now() + 60);
     if (number % count == count - 1) co_await dht.runtime().sleep_for(period);
   }

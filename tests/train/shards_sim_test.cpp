@@ -90,11 +90,8 @@ class Sharded : public dht::DhtSwarm {
   void claim_trainers(std::uint32_t count) {
     Dht& stranger = add();
     for (std::uint32_t number = 0; number < count; ++number) {
-      Bytes seed(32, 7);
-      std::memcpy(seed.data(), &number, sizeof number);
       const auto key = std::make_shared<dht::RsaSignatureValidator>(sim::cheap_key(100 + number));
-      auto report =
-          sim::progress_record(KeyPair::ed25519_from_seed(seed).peer_id().bytes(), 0, 4096, 31.25, stranger.now());
+      auto report = sim::progress_record(sim::invented_peer(number).bytes(), 0, 4096, 31.25, stranger.now());
       swarm.run(sim::store_under_key(stranger, key, "run_progress", std::move(report), stranger.now() + 60));
     }
   }

@@ -13,6 +13,7 @@
 #include "core/detail/jitter.hpp"
 #include "dht/detail/later_expiration.hpp"
 #include "train/progress_entry.hpp"
+#include "train/strangers.hpp"
 
 namespace cohive::train {
 namespace {
@@ -34,7 +35,6 @@ constexpr Duration kOldestRun = 20s;  // that is told on
 constexpr Duration kCallTime = 5s;
 constexpr Duration kRecordLife = 15s;  // the next node waits as long before it takes the place of one that died
 constexpr std::size_t kRecordReplicas = 3, kRecordsDrawn = 16;
-constexpr double kFewOthers = 4;  // that report in the record, and need no others to be believed
 // Of the shards, for a sum that Python peers see, or the first one; and for the next ones.
 constexpr double kWholeEnough = 0.75, kKnownEnough = 0.5;
 constexpr Duration kSparseTime = 60s;  // before there are fewer shards
@@ -267,9 +267,9 @@ std::optional<ProgressSum> ShardLeader::run_of(double now) {
   bits_ = run->counted;
   run->bits = wanted_bits_ = bits_to_tell(*run);
   if (others_) {
-    // Anybody can report under any number of keys.
-    const double most = others_there_ + std::max({others_there_, run->trainers, kFewOthers});
-    add_to(*run, *others_, std::min(1.0, most / others_->trainers), now);
+    const double all = others_->trainers;
+    const double strangers = credible_strangers(all - others_there_, std::max(others_there_, run->trainers));
+    add_to(*run, *others_, (others_there_ + strangers) / all, now);
   }
   return run;
 }
